@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection
 from typing import Literal, TypedDict
 
+from npqwen.errors import UserError
+
 Outcome = Literal["correct", "misbound", "fabricated", "no_number", "abstained"]
 
 
@@ -78,10 +80,10 @@ def outcome(answer: str, gold: str, text_numbers: Collection[str]) -> Outcome:
 
     correct: it is gold; misbound: another number of the text; fabricated: not in the text, three digits or more before
     a decimal point; without a number, abstained if it says that it does not know, else no_number.
-    text_numbers is what numbers(text) gives, with or without gold. Raises ValueError if gold is not a number.
+    text_numbers is what numbers(text) gives, with or without gold. Raises UserError if gold is not a number.
     """
     if numbers(gold) != [gold]:
-        raise ValueError(f"gold {gold!r} is not one number in plain digits, such as '4821'")
+        raise UserError(f"gold {gold!r} is not one number in plain digits, such as '4821'")
     known = {gold, *text_numbers}
     number = stated(answer, known)
     if number is None:

@@ -1,6 +1,7 @@
 import pytest
 
 from experiments.score import numbers, outcome, recall, score
+from npqwen.errors import UserError
 
 GOLD = "4821"
 TEXT = ["4821", "9550", "1207"]
@@ -82,6 +83,7 @@ def test_superscripts_and_number_words_are_no_numbers():
         ("<think>4821</think>9550", ["9550"]),
         ("<think>\n4821\n</think>\n\n9550", ["9550"]),
         ("<think>4821", []),
+        ("<think>\n4821", []),
         ("4821</think>9550", ["9550"]),
         ("9550<think>4821</think>", ["9550"]),
         ("<think>a<think>4821</think>1207</think>9550", ["9550"]),
@@ -149,7 +151,7 @@ def test_the_text_numbers_may_leave_out_the_gold():
 
 @pytest.mark.parametrize("gold", ["", "4,821", " 4821", "four", "4821 9550"])
 def test_a_gold_that_is_not_one_number_is_refused(gold):
-    with pytest.raises(ValueError, match="is not one number"):
+    with pytest.raises(UserError, match="is not one number"):
         outcome("4821", gold, TEXT)
 
 
