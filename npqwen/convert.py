@@ -15,6 +15,7 @@ import numpy as np
 
 from npqwen.errors import UserError
 from npqwen.gguf_tokenizer import tokenizer_files
+from npqwen.weights import narrow
 
 CHUNK_BYTES = 32 << 20  # of float32 in one dequantised slice; bounds memory whatever the matrix
 
@@ -68,12 +69,6 @@ def convert(gguf_path: str | Path, folder: str | Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def bf16_bits(x: np.ndarray) -> np.ndarray:
-    """The upper 16 bits of float32 values, rounded to nearest, ties to even. NaN is not handled: _slices refuses it."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-
-
 def write_bf16(file: BinaryIO, tensors: list[tuple[str, list[int], Iterator[np.ndarray]]]) -> None:
     """Write a safetensors file of (name, shape, float32 slices of its rows), one slice in memory at a time."""
     from tqdm import tqdm
@@ -89,7 +84,7 @@ def write_bf16(file: BinaryIO, tensors: list[tuple[str, list[int], Iterator[np.n
     with tqdm(total=end, unit="B", unit_scale=True, desc="bf16 weights", disable=None) as bar:
         for _, _, slices in tensors:
             for x in slices:
-                bar.update(file.write(bf16_bits(x).astype("<u2", copy=False).tobytes()))
+                bar.update(file.write(narrow(x).astype("<u2", copy=False).tobytes()))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list]:

@@ -7,14 +7,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from npqwen.errors import UserError
+from npqwen.tokenizer import byte_level_bpe
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf's token types; the other two belong to other tokenizer kinds
-
-# How Qwen2 and Qwen3 cut text before merging: contractions, letters with one mark before, single digits, punctuation,
-# blanks.
-QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def tokenizer_files(path: Path, fields: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -24,9 +19,7 @@ def tokenizer_files(path: Path, fields: dict[str, Any], config: dict[str, Any]) 
     """
     kind, cut = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if (kind, cut) != ("gpt2", "qwen2"):
-        raise UserError(
-            f"{path}: the tokenizer is {kind!r} with pre-tokenizer {cut!r}; supported is 'gpt2' with 'qwen2'"
-        )
+        raise UserError(f"{path}: tokenizer {kind!r} with pre-tokenizer {cut!r} is not supported ('gpt2' with 'qwen2')")
     if fields.get("tokenizer.ggml.add_bos_token", False) or fields.get("tokenizer.ggml.add_eos_token", False):
         raise UserError(f"{path}: the tokenizer adds a start or end token by itself, which is not supported")
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
@@ -37,7 +30,6 @@ def tokenizer_files(path: Path, fields: dict[str, Any], config: dict[str, Any]) 
 
     added = [
         {"id": i, "content": token, "special": kind == CONTROL}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (CONTROL, USER_DEFINED)
     ]
@@ -48,11 +40,12 @@ def tokenizer_files(path: Path, fields: dict[str, Any], config: dict[str, Any]) 
         i = fields.get(f"tokenizer.ggml.{key}_token_id")
         return None if i is None else tokens[i]
 
+    described = {str(a["id"]): {k: v for k, v in a.items() if k != "id"} for a in tokenizer["added_tokens"]}
     tokenizer_config = {
         "tokenizer_class": "Qwen2Tokenizer",
         "add_prefix_space": False,
         "add_bos_token": False,
-        "added_tokens_decoder": {str(a["id"]): {k: v for k, v in a.items() if k != "id"} for a in added},
+        "added_tokens_decoder": described,
         "bos_token": None,
         "eos_token": named("eos"),
         "pad_token": named("padding"),
@@ -84,35 +77,7 @@ def _tokenizer(tokens: list[str], types: list[int], merges: list[str], added: li
     for a in added:
         if a["id"] > n_entries and UNUSED in types[n_entries : a["id"]]:
             n_entries = a["id"]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False},
-                byte_level,
-            ],
-        },
-        "post_processor": byte_level,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: i for i, token in enumerate(tokens[:n_entries])},
-            "merges": merges,
-        },
-    }
+    return byte_level_bpe({token: i for i, token in enumerate(tokens[:n_entries])}, merges, added)
 
 
 def _check_ids(path: Path, tokenizer: dict[str, Any], tokens: list[str], types: list[int]) -> None:
