@@ -1,8 +1,10 @@
 """A protocol: every number of an experiment, fixed in a file before its run and known by the hash of its bytes."""
 
 import hashlib
+import json
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,22 @@ def load(path: str | Path) -> Protocol:
     protocol = _fill(Protocol, table, str(path), sha256=hashlib.sha256(data).hexdigest())
     _check(protocol, str(path))
     return protocol
+
+
+def override(protocol: Protocol, changes: dict[str, Any]) -> Protocol:
+    """The protocol with numbers changed by a user, under a hash of its own: such rows are never taken for the protocol's."""
+    if not changes:
+        return protocol
+    known = {f.name for f in fields(Protocol)}
+    sha256 = hashlib.sha256((protocol.sha256 + json.dumps(changes, sort_keys=True)).encode()).hexdigest()
+    return replace(protocol, sha256=sha256, **{key: value for key, value in changes.items() if key in known})
+
+
+def with_arms(protocol: Protocol, arms: Sequence[str]) -> Protocol:
+    """The protocol with a user's arms between its ceiling and its floor; the families whose arms are all there stay."""
+    wanted = tuple(dict.fromkeys(("full", "none", *arms)))
+    families = tuple(f for f in protocol.families if all(arm in wanted for pair in f.pairs for arm in pair))
+    return replace(protocol, arms=wanted, families=families)
 
 
 def _fill(cls: Any, table: dict[str, Any], where: str, **extra: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,14 +29,22 @@ def ask(
 
 
 def ask_rows(
-    model: Model, memory: Memory, questions: Sequence[Sequence[int] | np.ndarray], max_new_tokens: int = 8
+    model: Model,
+    memory: Memory,
+    questions: Sequence[Sequence[int] | np.ndarray],
+    max_new_tokens: int = 8,
+    around: Callable[[Attend], Attend] | None = None,
 ) -> list[Row]:
-    """ask() on token ids: finished rows, with their ids, text and the reason they ended."""
+    """ask() on token ids: finished rows, with their ids, text and the reason they ended.
+
+    around wraps the attention of all tokens, for who wants to see queries go by.
+    """
     if not questions:
         return []
     options = Options(max_new_tokens)
     rows = new_rows(model, questions, options, seed=0)  # greedy: nothing is drawn
     tails, attend_all = open_tails(model, memory, [len(row.prompt) + max_new_tokens for row in rows])
+    attend_all = around(attend_all) if around else attend_all
     for _ in run(model, rows, options, tails, attend_all, end_ids(model, None)):
         pass
     return rows

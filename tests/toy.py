@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,18 @@ def logits_and_hidden(model: torch.nn.Module, ids: list[int]):
     with torch.no_grad():
         out = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
     return out.logits[0].numpy(), [h[0].numpy() for h in out.hidden_states]
+
+
+def open_toy(folder: Path, family: str = "qwen3", seed: int = 0, kernels: str = "numpy", **changes: Any):
+    """A random checkpoint written into folder and opened by npqwen."""
+    import npqwen
+
+    return npqwen.load(save(build(family, seed, **changes), folder), kernels=kernels)
+
+
+def add_tokenizer(folder: Path) -> None:
+    """A tokenizer of single bytes: id = byte for all 256, <|end|> = 256. No merges, so ids can be read by eye."""
+    from npqwen.tokenizer import BYTE_OF, byte_level_bpe
+
+    end = {"id": 256, "content": "<|end|>", "special": True}
+    (folder / "tokenizer.json").write_text(json.dumps(byte_level_bpe(BYTE_OF, [], [end])), encoding="utf-8")

@@ -1,0 +1,148 @@
+"""A run's folder: one file of rows an experiment, a manifest, a lock. Rows are appended one at a time, never rewritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from npqwen.errors import UserError
+
+Row = dict[str, Any]
+Key = tuple[str, str, int, int | None]
+
+FIELDS = (
+    *("experiment", "protocol_sha256", "model", "weights_sha256", "text", "arm", "kind", "item", "gold", "answer"),
+    *("outcome", "recall", "exact", "nll", "value", "seconds"),
+)
+PACKAGES = ("npqwen", "numpy", "scipy", "numba", "safetensors", "tokenizers", "huggingface-hub")
+# What must not change between a run and its resumption: rows of both stand in one file.
+IDENTITY = ("model", "revision", "weights_sha256", "protocols", "overrides")
+
+
+def key(row: Row) -> Key:
+    """What a row is about; a folder never holds two rows of one key."""
+    return row["kind"], row["arm"], row["text"], row["item"]
+
+
+class Store:
+    """Rows and manifest of one folder, open for appending."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.done: dict[str, set[Key]] = {}
+
+    def open_rows(self, experiment: str) -> set[Key]:
+        """The keys of the rows that are there. A last line cut by a kill is dropped, its row will be made again."""
+        path = self._path(experiment)
+        found: set[Key] = set()
+        if path.exists():
+            data = path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            if len(whole) < len(data):
+                with path.open("r+b") as file:
+                    file.truncate(len(whole))
+            found = {key(json.loads(line)) for line in whole.decode("utf-8").splitlines()}
+        self.done[experiment] = found
+        return found
+
+    def append(self, row: Row) -> None:
+        """Writes the row, unless it is there, so that a kill at any moment loses nothing that was written before."""
+        assert tuple(row) == FIELDS, f"a row's fields are {FIELDS}"
+        done = self.done[row["experiment"]]
+        if key(row) in done:
+            return
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        with self._path(row["experiment"]).open("a", encoding="utf-8", newline="\n") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        done.add(key(row))
+
+    def start(self, manifest: Row) -> None:
+        """Writes the manifest; on a resumed run keeps the first start. UserError if the folder holds another run."""
+        path = self.folder / "manifest.json"
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            for name in IDENTITY:
+                was, now = before.get(name), manifest.get(name)
+                if name == "protocols":  # another experiment may join; one that is there must be the same
+                    was = {e: sha for e, sha in was.items() if e in now}
+                    now = {e: sha for e, sha in now.items() if e in was}
+                if was != now:
+                    raise UserError(f"{self.folder} holds a run with {name} {was}, this one has {now}: choose --out")
+            manifest = manifest | {
+                "protocols": before["protocols"] | manifest["protocols"],
+                "started": before["started"],
+                "resumed": [*before.get("resumed", []), manifest["started"]],
+            }
+        self.manifest = manifest
+        self._write_manifest()
+
+    def finish(self) -> None:
+        self.manifest["finished"] = now()
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        temporary = self.folder / "manifest.json.part"
+        text = json.dumps(self.manifest, indent=2, ensure_ascii=False) + "\n"
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(self.folder / "manifest.json")
+
+    def _path(self, experiment: str) -> Path:
+        return self.folder / f"{experiment}.jsonl"
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Store]:
+    """The folder's Store, made if need be. A second run into the same folder is refused while the first one lives."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{folder}: another run is writing here; wait for it or choose another --out") from None
+    try:
+        yield Store(folder)
+    finally:
+        lock.release()
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def surroundings() -> Row:
+    """Commit, versions and machine: what a result was made with."""
+    root = Path(__file__).parent.parent
+    commit = _git(root, "rev-parse", "HEAD")
+    return {
+        "commit": commit,
+        "dirty": None if commit is None else bool(_git(root, "status", "--porcelain")),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}",
+    }
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
