@@ -61,7 +61,13 @@ def render(
         raise UserError(f"chat template, line {error.lineno}: {error.message}") from None
     except jinja2.TemplateError as error:
         raise UserError(f"chat template: {error.message}") from None
-    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:  # of the template's own making
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+    ) as error:  # of the template's own making
         raise UserError(f"chat template: {type(error).__name__}: {error}") from None
 
 
