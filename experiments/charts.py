@@ -1,0 +1,191 @@
+"""The charts of each experiment, drawn from its rows; a chart without rows is left out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from experiments.decide import decide
+from experiments.evidence import Evidence
+from experiments.hypotheses import shown
+from experiments.measures import layers, lse_error, mean, share, stored_share
+from experiments.stats import Interval, mean_interval
+from experiments.svg import Axis, Bar, Point, Series, even_axis, intervals, scatter, stacked
+from experiments.tables import OUTCOMES
+
+RECALL = even_axis("recall, %", 0, 100)
+SIZES = Axis("stored, share of the whole cache", 1 / 20, 1 / 3, [(1 / f, f"1/{f}") for f in (16, 8, 4)], log=True)
+READS = Axis(
+    "read per query, % of the text's keys and values",
+    0.01,
+    1.0,
+    [(share, f"{100 * share:g}") for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)],
+    log=True,
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    svg: str
+    legend: tuple[tuple[str, str], ...] = ()  # (class of the mark, name)
+
+
+def charts(evidence: Evidence) -> list[Chart]:
+    own = {"e0": _by_size, "e1": _by_arm, "e2": _by_reads}[evidence.protocol.name]
+    found = [own(evidence, "recall"), own(evidence, "copy_nll"), _outcomes(evidence), *_differences(evidence)]
+    found += [_layers(evidence, "top8_share"), _layers(evidence, "mass_share"), _mass(evidence)]
+    return [chart for chart in found if chart]
+
+
+def _measured(evidence: Evidence, arm: str, measure: str) -> Interval | None:
+    """Recall in percent, or an NLL in nats, with its interval."""
+    if measure == "copy_nll":
+        values = list(evidence.nll(arm, measure).values())
+        return mean_interval(values) if values else None
+    found = share(evidence, arm, measure)
+    return Interval(*(100 * x for x in (found.value, found.low, found.high))) if found else None
+
+
+def _nll_axis(evidence: Evidence) -> Axis:
+    values = [value for arm in evidence.arms for value in evidence.nll(arm, "copy_nll").values()]
+    return even_axis("copy NLL, nats a token", 0, max(values, default=1.0))
+
+
+def _point(evidence: Evidence, arm: str, measure: str, x: float | None) -> list[Point]:
+    found = _measured(evidence, arm, measure)
+    if found is None or x is None:
+        return []
+    low, high = (found.low, found.high) if measure == "recall" else (found.value, found.value)
+    return [Point(x, found.value, low, high, f"{arm}: {found.value:.{1 if measure == 'recall' else 3}f}")]
+
+
+def _plot(evidence: Evidence, measure: str, title: str, x: Axis, series: list[Series]) -> Chart | None:
+    series = [one for one in series if one.points]
+    if not series:
+        return None
+    levels = [(found.value, arm) for arm in ("full", "none") if (found := _measured(evidence, arm, measure))]
+    y = RECALL if measure == "recall" else _nll_axis(evidence)
+    legend = tuple((f"s{one.colour}{' hollow' if one.hollow else ''}", one.name) for one in series)
+    return Chart(f"{title}, {y.label}", scatter(f"{y.label} against {x.label}", series, x, y, levels), legend)
+
+
+def _by_size(evidence: Evidence, measure: str) -> Chart | None:
+    kinds = list(dict.fromkeys(arm.partition("/")[0] for arm in evidence.arms if "/" in arm))
+    series = [
+        Series(
+            kind,
+            colour,
+            sorted(
+                (
+                    point
+                    for arm in evidence.arms
+                    if arm.partition("/")[0] == kind
+                    for point in _point(evidence, arm, measure, stored_share(evidence, arm))
+                ),
+                key=lambda point: point.x,
+            ),
+        )
+        for colour, kind in enumerate(kinds)
+    ]
+    return _plot(evidence, measure, "Memory alone", SIZES, series)
+
+
+def _by_reads(evidence: Evidence, measure: str) -> Chart | None:
+    selectors = list(dict.fromkeys(arm.partition("+")[0] for arm in evidence.arms if ":" in arm))
+    series = []
+    for colour, selector in enumerate(selectors):
+        for arm in (arm for arm in evidence.arms if arm.partition("+")[0] == selector):
+            points = _point(evidence, arm, measure, mean(evidence.values("memory", arm, "reads_share")))
+            series.append(Series(arm, colour, points, hollow="+" not in arm, line=False))
+    return _plot(evidence, measure, "Selected records", READS, series)
+
+
+def _by_arm(evidence: Evidence, measure: str) -> Chart | None:
+    selectors = list(dict.fromkeys(arm.partition("+")[0] for arm in evidence.arms))
+    bars = []
+    for arm in evidence.arms:
+        if found := _measured(evidence, arm, measure):
+            low, high = (found.low, found.high) if measure == "recall" else (found.value, found.value)
+            text = f"{arm}: {found.value:.{1 if measure == 'recall' else 3}f}"
+            bars.append(Bar(arm, selectors.index(arm.partition("+")[0]), found.value, low, high, text))
+    if not bars:
+        return None
+    x = RECALL if measure == "recall" else _nll_axis(evidence)
+    levels = [found.value for arm in ("full", "none") if (found := _measured(evidence, arm, measure))]
+    return Chart(f"Function against none, {x.label}", intervals(f"{x.label} of each arm", bars, x, levels=levels))
+
+
+def _outcomes(evidence: Evidence) -> Chart | None:
+    bars = []
+    for arm in evidence.arms:
+        found = [row["outcome"] for row in evidence.of("question", arm)]
+        if found:
+            bars.append(Bar(arm, parts=tuple((name, found.count(name) / len(found)) for name in OUTCOMES)))
+    legend = tuple((f"o-{name}", name.replace("_", " ")) for name in OUTCOMES)
+    return Chart("What became of the questions", stacked("outcomes of each arm", bars), legend) if bars else None
+
+
+def _differences(evidence: Evidence) -> list[Chart]:
+    """The declared differences with intervals, a chart a family; the band is the equivalence bound."""
+    found = []
+    for family in evidence.protocol.families:
+        pairs = decide(evidence, family)
+        if not pairs:
+            continue
+        nll = pairs[0].is_nll
+        scale, unit = (1, "nats") if nll else (100, "points")
+        bars = [
+            Bar(
+                one.a,
+                index,
+                scale * one.difference.value,
+                scale * one.difference.low,
+                scale * one.difference.high,
+                f"{one.a} - {one.b}: {shown(one)}",
+            )
+            for index, one in enumerate(pairs)
+        ]
+        ends = (
+            [bar.value for bar in bars]
+            if len(evidence.texts) < 3 and nll
+            else [x for b in bars for x in (b.low, b.high)]
+        )
+        against = (
+            " / ".join(dict.fromkeys(one.b for one in pairs)) if len({one.b for one in pairs}) == 1 else "its pair"
+        )
+        x = even_axis(f"{family.measure.replace('_', ' ')}, {unit}, minus {against}", min(0.0, *ends), max(0.0, *ends))
+        band = 0.0 if nll else 100 * evidence.protocol.decision.margin
+        title = family.name[0].upper() + family.name[1:]
+        found.append(Chart(f"{title}: difference", intervals(title, bars, x, band, levels=[0.0])))
+    return found
+
+
+def _per_layer(
+    evidence: Evidence, arms: list[str], title: str, label: str, scale: float, of: Callable[[str], dict[int, float]]
+) -> Chart | None:
+    lines = {arm: of(arm) for arm in arms}
+    lines = {arm: values for arm, values in lines.items() if values}
+    if not lines:
+        return None
+    series = [
+        Series(arm, colour, [Point(layer, scale * y, 0, 0, "") for layer, y in values.items()])
+        for colour, (arm, values) in enumerate(lines.items())
+    ]
+    ys = [point.y for one in series for point in one.points]
+    last = max(layer for values in lines.values() for layer in values)
+    x = Axis("layer", 0, max(last, 1), [(layer, str(layer)) for layer in range(0, last + 1, 4 if last > 11 else 1)])
+    y = even_axis(label, 0, 100) if scale == 100 else even_axis(label, min(0.0, *ys), max(0.0, *ys))
+    legend = tuple((f"s{one.colour}", one.name) for one in series)
+    return Chart(title, scatter(f"{title}, per layer", series, x, y), legend)
+
+
+def _layers(evidence: Evidence, key: str) -> Chart | None:
+    title = "True top 8 found, % per layer" if key == "top8_share" else "True attention mass found, % per layer"
+    arms = [arm for arm in evidence.arms if "+" not in arm]
+    return _per_layer(evidence, arms, title, "%", 100, lambda arm: layers(evidence, arm, key))
+
+
+def _mass(evidence: Evidence) -> Chart | None:
+    arms = [arm for arm in evidence.arms if "/" in arm and "+" not in arm]
+    arms = [arm for arm in arms if lse_error(evidence, arm)][:7]
+    title = "Error of the log mass, nats per layer"
+    return _per_layer(evidence, arms, title, "nats", 1, lambda arm: lse_error(evidence, arm))

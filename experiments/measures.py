@@ -1,0 +1,59 @@
+"""The numbers behind tables and charts: each derives from the rows of one arm."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from experiments import stats
+from experiments.evidence import Evidence
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def share(evidence: Evidence, arm: str, measure: str) -> stats.Interval | None:
+    answers = list(evidence.answers(arm, measure).values())
+    return stats.wilson(sum(answers), len(answers), evidence.protocol.decision.alpha) if answers else None
+
+
+def stored_share(evidence: Evidence, arm: str) -> float | None:
+    """Stored bytes as a share of what `full` stores, over the texts that have both."""
+    full = {r["text"]: r["value"]["stored_bytes"] for r in evidence.of("memory", "full") if r["value"]}
+    own = {r["text"]: r["value"]["stored_bytes"] for r in evidence.of("memory", arm) if r["value"]}
+    return mean([own[text] / full[text] for text in own.keys() & full.keys() if full[text]])
+
+
+def layers(evidence: Evidence, arm: str, key: str) -> dict[int, float]:
+    """A selection measure per layer, the mean over texts."""
+    found: dict[int, list[float]] = {}
+    for row in evidence.of("selection", arm):
+        if row["value"] and row["value"].get(key) is not None:
+            found.setdefault(row["item"], []).append(row["value"][key])
+    return {layer: fmean(found[layer]) for layer in sorted(found)}
+
+
+def lse_error(evidence: Evidence, arm: str) -> dict[int, float]:
+    """Mean error of the log mass per layer, over texts; estimate minus truth, in nats."""
+    lists = [values for values in evidence.values("memory", arm, "lse_error") if values]
+    return {layer: fmean(column) for layer, column in enumerate(zip(*lists, strict=True))} if lists else {}
+
+
+def seconds(evidence: Evidence, arm: str) -> float | None:
+    """Measured seconds a text: all rows of the arm that carry a time."""
+    rows = [r for (_, a), rows in evidence.by_kind.items() if a == arm for r in rows if r["seconds"] is not None]
+    return sum(r["seconds"] for r in rows) / len({r["text"] for r in rows}) if rows else None
+
+
+def fabrications(evidence: Evidence, n: int = 3) -> list[dict[str, Any]]:
+    """The first fabricated answers to questions that `full` answered right, spread over arms and texts."""
+    right = evidence.answers("full", "correct")
+    rows = [r for arm in evidence.arms for r in evidence.of("question", arm) if r["outcome"] == "fabricated"]
+    rows.sort(key=lambda row: not right.get((row["text"], row["item"]), False))
+    chosen: list[dict[str, Any]] = []
+    for fresh in (("arm", "text"), ("arm",), ()):
+        for row in rows:
+            taken = any(row is one or any(row[key] == one[key] for key in fresh) for one in chosen)
+            if len(chosen) < n and not taken:
+                chosen.append(row)
+    return chosen
