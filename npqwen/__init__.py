@@ -6,6 +6,7 @@ in kvmem also C centroids, R rank, P pages.
 """
 
 from npqwen.errors import UserError
+from npqwen.generate import generate, generate_batch
 from npqwen.model import Model, load, logits
 
-__all__ = ["Model", "UserError", "load", "logits"]
+__all__ = ["Model", "UserError", "generate", "generate_batch", "load", "logits"]
