@@ -8,11 +8,10 @@ from experiments.evidence import Evidence
 from experiments.hypotheses import shown
 from experiments.measures import layers, lse_error, mean, share, stored_share
 from experiments.stats import Interval, mean_interval
-from experiments.svg import Axis, Bar, Point, Series, even_axis, intervals, scatter, stacked
+from experiments.svg import Axis, Bar, Point, Series, colour, even_axis, intervals, scatter, stacked
 from experiments.tables import OUTCOMES
 
 RECALL = even_axis("recall, %", 0, 100)
-SIZES = Axis("stored, share of the whole cache", 1 / 20, 1 / 3, [(1 / f, f"1/{f}") for f in (16, 8, 4)], log=True)
 READS = Axis(
     "read per query, % of the text's keys and values",
     0.01,
@@ -64,7 +63,7 @@ def _plot(evidence: Evidence, measure: str, title: str, x: Axis, series: list[Se
         return None
     levels = [(found.value, arm) for arm in ("full", "none") if (found := _measured(evidence, arm, measure))]
     y = RECALL if measure == "recall" else _nll_axis(evidence)
-    legend = tuple((f"s{one.colour}{' hollow' if one.hollow else ''}", one.name) for one in series)
+    legend = tuple((colour(one.colour, one.hollow), one.name) for one in series)
     return Chart(f"{title}, {y.label}", scatter(f"{y.label} against {x.label}", series, x, y, levels), legend)
 
 
@@ -73,7 +72,7 @@ def _by_size(evidence: Evidence, measure: str) -> Chart | None:
     series = [
         Series(
             kind,
-            colour,
+            index,
             sorted(
                 (
                     point
@@ -84,18 +83,24 @@ def _by_size(evidence: Evidence, measure: str) -> Chart | None:
                 key=lambda point: point.x,
             ),
         )
-        for colour, kind in enumerate(kinds)
+        for index, kind in enumerate(kinds)
     ]
-    return _plot(evidence, measure, "Memory alone", SIZES, series)
+    stored = [point.x for one in series for point in one.points]
+    if not stored or not min(stored):
+        return None
+    low, high = min(stored) / 1.25, 1.25 * max(stored)
+    ticks = [(1 / f, f"1/{f}") for f in (256, 128, 64, 32, 16, 8, 4, 2, 1) if low <= 1 / f <= high]
+    sizes = Axis("stored, share of the whole cache", low, high, ticks, log=True)
+    return _plot(evidence, measure, "Memory alone", sizes, series)
 
 
 def _by_reads(evidence: Evidence, measure: str) -> Chart | None:
     selectors = list(dict.fromkeys(arm.partition("+")[0] for arm in evidence.arms if ":" in arm))
     series = []
-    for colour, selector in enumerate(selectors):
+    for index, selector in enumerate(selectors):
         for arm in (arm for arm in evidence.arms if arm.partition("+")[0] == selector):
             points = _point(evidence, arm, measure, mean(evidence.values("memory", arm, "reads_share")))
-            series.append(Series(arm, colour, points, hollow="+" not in arm, line=False))
+            series.append(Series(arm, index, points, hollow="+" not in arm, line=False))
     return _plot(evidence, measure, "Selected records", READS, series)
 
 
@@ -150,7 +155,7 @@ def _differences(evidence: Evidence) -> list[Chart]:
             else [x for b in bars for x in (b.low, b.high)]
         )
         against = (
-            " / ".join(dict.fromkeys(one.b for one in pairs)) if len({one.b for one in pairs}) == 1 else "its pair"
+            " / ".join(dict.fromkeys(one.b for one in pairs)) if len({one.b for one in pairs}) == 1 else "its control"
         )
         x = even_axis(f"{family.measure.replace('_', ' ')}, {unit}, minus {against}", min(0.0, *ends), max(0.0, *ends))
         band = 0.0 if nll else 100 * evidence.protocol.decision.margin
@@ -162,19 +167,26 @@ def _differences(evidence: Evidence) -> list[Chart]:
 def _per_layer(
     evidence: Evidence, arms: list[str], title: str, label: str, scale: float, of: Callable[[str], dict[int, float]]
 ) -> Chart | None:
-    lines = {arm: of(arm) for arm in arms}
-    lines = {arm: values for arm, values in lines.items() if values}
+    """A line an arm; arms that share a line, as those with the same index do, share it by name too."""
+    lines: dict[str, dict[int, float]] = {}
+    for arm in arms:
+        values = of(arm)
+        twin = next((name for name in lines if lines[name] == values), None)
+        if twin:
+            lines[f"{twin}, {arm}"] = lines.pop(twin)
+        elif values:
+            lines[arm] = values
     if not lines:
         return None
     series = [
-        Series(arm, colour, [Point(layer, scale * y, 0, 0, "") for layer, y in values.items()])
-        for colour, (arm, values) in enumerate(lines.items())
+        Series(name, index, [Point(layer, scale * y, 0, 0, "") for layer, y in values.items()])
+        for index, (name, values) in enumerate(lines.items())
     ]
     ys = [point.y for one in series for point in one.points]
     last = max(layer for values in lines.values() for layer in values)
     x = Axis("layer", 0, max(last, 1), [(layer, str(layer)) for layer in range(0, last + 1, 4 if last > 11 else 1)])
     y = even_axis(label, 0, 100) if scale == 100 else even_axis(label, min(0.0, *ys), max(0.0, *ys))
-    legend = tuple((f"s{one.colour}", one.name) for one in series)
+    legend = tuple((colour(one.colour), one.name) for one in series)
     return Chart(title, scatter(f"{title}, per layer", series, x, y), legend)
 
 
@@ -186,6 +198,5 @@ def _layers(evidence: Evidence, key: str) -> Chart | None:
 
 def _mass(evidence: Evidence) -> Chart | None:
     arms = [arm for arm in evidence.arms if "/" in arm and "+" not in arm]
-    arms = [arm for arm in arms if lse_error(evidence, arm)][:7]
     title = "Error of the log mass, nats per layer"
     return _per_layer(evidence, arms, title, "nats", 1, lambda arm: lse_error(evidence, arm))

@@ -55,7 +55,8 @@ def _run(evidence: Evidence) -> str:
 
 def _experiment(evidence: Evidence) -> str:
     name = evidence.protocol.name
-    drawn = "".join(_chart(chart) for chart in charts(evidence))
+    figures = [_chart(chart) for chart in charts(evidence)]
+    drawn = f'<div class="pair">{"".join(figures[:2])}</div><div class="more">{"".join(figures[2:])}</div>'
     shown_tables = tables.all_tables(evidence)
     remarks = "".join(f"<li>{safe(text)}</li>" for text in tables.remarks(name))
     remarks = (
@@ -64,7 +65,7 @@ def _experiment(evidence: Evidence) -> str:
     return (
         f'<section id="{safe(name)}"><h2>{safe(name.upper())}: {safe(evidence.protocol.title)}</h2>'
         f"{_missing(evidence)}{_control(evidence)}{_findings(evidence)}"
-        f'<div class="charts">{drawn}</div>{"".join(map(_table, shown_tables))}{remarks}{_answers(evidence)}</section>'
+        f"{drawn}{''.join(map(_table, shown_tables))}{remarks}{_answers(evidence)}</section>"
     )
 
 
@@ -87,12 +88,19 @@ def _control(evidence: Evidence) -> str:
 
 
 def _findings(evidence: Evidence) -> str:
-    items = []
+    """The hypotheses, each with a line for every pair that speaks to it."""
+    groups: dict[str, list[str]] = {}
     for one in judge(evidence):
         bad = '<span class="chip negative">negative result</span>' if is_negative(evidence.protocol.name, one) else ""
-        status = f'<span class="chip {one.status}">{one.status}</span>{bad}'
-        items.append(f"<li>{status} {safe(one.claim)}: <b>{safe(one.subject)}</b> {safe(one.evidence)}</li>")
-    return f'<ul class="findings">{"".join(items)}</ul>'
+        chips = f'<span class="chip {one.status}">{one.status}</span>{bad}'
+        line = f"<li>{chips}<b>{safe(one.subject)}</b> {safe(one.evidence)}</li>"
+        groups.setdefault(f"{one.number}. {one.claim}", []).append(line)
+    body = "".join(f"<h4>{safe(claim)}</h4><ul>{''.join(lines)}</ul>" for claim, lines in groups.items())
+    note = (
+        "The hypotheses are findings of the published report: supported agrees with it, falsified does not, and open "
+        "means that these rows decide neither way."
+    )
+    return f'<div class="findings"><p>{note}</p>{body}</div>' if body else ""
 
 
 def _chart(chart: Chart) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy import stats
@@ -16,6 +17,7 @@ class Interval:
     high: float
 
 
+@cache
 def mcnemar(b: int, c: int) -> float:
     """Exact two-sided McNemar p for b and c discordant pairs: min(1, 2 P[Bin(b + c, 1/2) <= min(b, c)])."""
     return float(stats.binomtest(min(b, c), b + c).pvalue) if b + c else 1.0
@@ -44,6 +46,7 @@ def sign_flip(differences: list[float]) -> float:
     return float(test.pvalue)
 
 
+@cache  # scipy computes a p-value on the way, which costs more than the interval
 def wilson(hits: int, n: int, alpha: float = 0.05) -> Interval:
     """A share with Wilson's score interval."""
     low, high = stats.binomtest(hits, n).proportion_ci(1 - alpha, method="wilson")

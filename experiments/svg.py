@@ -57,6 +57,11 @@ def even_axis(label: str, low: float, high: float, form: str = "g") -> Axis:
     return Axis(label, first * step, last * step, ticks)
 
 
+def colour(index: int, hollow: bool = False) -> str:
+    """The class of a mark; the seven colours come round again."""
+    return f"s{index % 7}{' hollow' if hollow else ''}"
+
+
 def _svg(height: float, title: str, body: list[str]) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
@@ -98,7 +103,7 @@ def scatter(title: str, series: Sequence[Series], x: Axis, y: Axis, levels: Sequ
         taken.append(at - 4 if above else at + 12)
         body += [_line(LEFT, at, right, at, "level"), _text(right, taken[-1], label, "label", "end")]
     for index, one in enumerate(series):
-        shift = 3.5 * (index - (len(series) - 1) / 2) if one.line and len(x.ticks) < 8 else 0
+        shift = 3.5 * (index - (len(series) - 1) / 2) if one.line and one.points[0].title else 0
         spots = [(x.place(p.x, LEFT + 14, right - 14) + shift, y.place(p.y, bottom, TOP), p) for p in one.points]
         marks = []
         if one.line and len(spots) > 1:
@@ -108,7 +113,7 @@ def scatter(title: str, series: Sequence[Series], x: Axis, y: Axis, levels: Sequ
             if p.high > p.low:
                 marks.append(_line(a, y.place(p.low, bottom, TOP), a, y.place(p.high, bottom, TOP), "whisker"))
             marks.append(_dot(a, b, p.title))
-        body.append(f'<g class="s{one.colour}{" hollow" if one.hollow else ""}">{"".join(marks)}</g>')
+        body.append(f'<g class="{colour(one.colour, one.hollow)}">{"".join(marks)}</g>')
     return _svg(height, title, body)
 
 
@@ -144,7 +149,7 @@ def intervals(title: str, bars: Sequence[Bar], x: Axis, band: float = 0.0, level
         ends = x.place(bar.low, LABEL, right), x.place(bar.high, LABEL, right)
         body.append(_text(LABEL - 8, at + 4, bar.label, "arm", "end"))
         body.append(
-            f'<g class="s{bar.colour}">{_line(ends[0], at, ends[1], at, "whisker")}'
+            f'<g class="{colour(bar.colour)}">{_line(ends[0], at, ends[1], at, "whisker")}'
             f"{_dot(x.place(bar.value, LABEL, right), at, bar.text)}</g>"
         )
     return _svg(bottom + BOTTOM, title, body)

@@ -93,11 +93,7 @@ def outcomes_table(evidence: Evidence) -> Table:
 
 def hypotheses_table(evidence: Evidence) -> Table:
     rows = tuple((str(f.number), f.claim, f.subject, f.status, f.evidence) for f in judge(evidence))
-    note = (
-        "The hypotheses are the published report's findings, so 'supported' agrees with it and 'falsified' does not; "
-        "'open' means that the rows decide neither way."
-    )
-    return Table("Hypotheses", ("no.", "hypothesis", "seen in", "status", "difference [95 %]"), rows, note)
+    return Table("Hypotheses", ("no.", "hypothesis", "seen in", "status", "difference [95 %]"), rows)
 
 
 def pairs_tables(evidence: Evidence) -> list[Table]:
@@ -214,8 +210,8 @@ def check_table(evidence: Evidence) -> Table:
 
 
 def all_tables(evidence: Evidence) -> list[Table]:
-    """Every table that has rows, in reading order."""
-    tables = [hypotheses_table(evidence), arms_table(evidence), outcomes_table(evidence), *pairs_tables(evidence)]
+    """Every table that has rows, in reading order, but for the hypotheses, which page and RESULT.md put into words."""
+    tables = [arms_table(evidence), outcomes_table(evidence), *pairs_tables(evidence)]
     tables += [texts_table(evidence), differences_table(evidence), selection_table(evidence), mass_table(evidence)]
     return [table for table in (*tables, check_table(evidence)) if table.rows]
 

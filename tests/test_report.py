@@ -4,7 +4,10 @@ import ast
 import json
 import random
 import re
+import shutil
+import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -138,6 +141,41 @@ def test_the_page_is_one_file_that_fetches_nothing_and_runs_no_answer(whole):
     assert not [name for name, _ in found.attributes if name == "src" or name.startswith("on")]
     assert all(value.startswith("#") for name, value in found.attributes if name == "href")
     assert "http" not in re.sub(r"<code>.*?</code>", "", (whole / "report.html").read_text("utf-8"), flags=re.S)
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PROBE = """<script>
+document.documentElement.style.width = "360px";
+const box = document.querySelector("#e1 .answers"), form = box.querySelector("form"), seen = {};
+box.open = true;
+seen.before = form.querySelector("output").value;
+form.elements.arm.value = "sign:8"; form.elements.outcome.value = "fabricated";
+form.dispatchEvent(new Event("input"));
+const left = [...box.querySelectorAll("li")].filter((entry) => !entry.hidden);
+seen.left = left.length; seen.kinds = [...new Set(left.map((entry) => entry.dataset.arm + " " + entry.className))];
+seen.wide = [...document.querySelectorAll("section > *, figure, article")].filter((e) => e.scrollWidth > 360).length;
+seen.title = document.title; seen.charts = document.querySelectorAll("svg").length;
+document.body.innerHTML = ""; document.body.textContent = "PROBE" + JSON.stringify(seen) + "PROBE";
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
+def test_a_browser_draws_the_page_narrow_filters_answers_and_runs_none_of_them(whole, tmp_path):
+    page = tmp_path / "probe.html"
+    page.write_text((whole / "report.html").read_text("utf-8").replace("</body>", PROBE), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    seen = json.loads(unescape(done.stdout.split("PROBE")[1]))
+    (e1,) = [one for one in evidence.read(whole) if one.protocol.name == "e1"]
+    fabricated = sum(row["outcome"] == "fabricated" for row in e1.of("question", "sign:8"))
+    assert seen["before"] == "1680 answers"
+    assert (seen["left"], seen["kinds"]) == (fabricated, ["sign:8 o-fabricated"])
+    assert seen["wide"] == 0, "something is wider than a phone"
+    assert seen["title"] == "KV memory experiments, made-up"
+    assert seen["charts"] >= 15
 
 
 def test_the_figures_are_those_of_the_rows(whole):
