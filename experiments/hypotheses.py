@@ -1,12 +1,12 @@
 """Each hypothesis of the three protocols against the rows: supported, falsified or open, as PROTOCOL.md fixes it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from experiments.decide import Comparison, compare, decide
+from experiments.decide import Comparison, compare, counts, decide
 from experiments.evidence import Evidence
 
-SUPPORTED, FALSIFIED, OPEN = "supported", "falsified", "open"
+SUPPORTED, FALSIFIED, OPEN, NOT_COUNTED = "supported", "falsified", "open", "not counted"
 WELL_UNDER_ALL = 0.95  # E2, hypothesis 5: the share of the true top 8 from which on it falls
 
 
@@ -23,8 +23,12 @@ class Finding:
 
 
 def judge(evidence: Evidence) -> list[Finding]:
-    """The findings of an experiment, in the order of its PROTOCOL.md; nothing is said where rows are missing."""
-    return {"e0": _e0, "e1": _e1, "e2": _e2}[evidence.protocol.name](evidence)
+    """The findings of an experiment, in the order of its PROTOCOL.md; none where rows are missing.
+
+    Nothing is supported or falsified by a model that the control of the decision rule does not count.
+    """
+    found = {"e0": _e0, "e1": _e1, "e2": _e2}[evidence.protocol.name](evidence)
+    return found if counts(evidence) else [replace(one, status=NOT_COUNTED) for one in found]
 
 
 def is_negative(experiment: str, finding: Finding) -> bool:
@@ -38,7 +42,8 @@ def shown(one: Comparison) -> str:
     value, low, high = (
         f"{scale * x:+.{digits}f}" for x in (one.difference.value, one.difference.low, one.difference.high)
     )
-    return f"{value} {unit} [{low}, {high}]"
+    part = ", preliminary" if one.n < one.n_declared else ""
+    return f"{value} {unit} [{low}, {high}]{part}"
 
 
 def _each(number: int, claim: str, found: list[Comparison], status: Callable[[Comparison], str]) -> list[Finding]:

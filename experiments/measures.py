@@ -46,10 +46,10 @@ def seconds(evidence: Evidence, arm: str) -> float | None:
 
 
 def fabrications(evidence: Evidence, n: int = 3) -> list[dict[str, Any]]:
-    """The first fabricated answers to questions that `full` answered right, spread over arms and texts."""
+    """Fabricated answers, to questions that `full` answered right if there are such, spread over arms and texts."""
     right = evidence.answers("full", "correct")
     rows = [r for arm in evidence.arms for r in evidence.of("question", arm) if r["outcome"] == "fabricated"]
-    rows.sort(key=lambda row: not right.get((row["text"], row["item"]), False))
+    rows.sort(key=lambda row: (row["arm"] == "none", not right.get((row["text"], row["item"]), False)))
     chosen: list[dict[str, Any]] = []
     for fresh in (("arm", "text"), ("arm",), ()):
         for row in rows:

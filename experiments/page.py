@@ -92,7 +92,7 @@ def _findings(evidence: Evidence) -> str:
     groups: dict[str, list[str]] = {}
     for one in judge(evidence):
         bad = '<span class="chip negative">negative result</span>' if is_negative(evidence.protocol.name, one) else ""
-        chips = f'<span class="chip {one.status}">{one.status}</span>{bad}'
+        chips = f'<span class="chip {one.status.replace(" ", "_")}">{one.status}</span>{bad}'
         line = f"<li>{chips}<b>{safe(one.subject)}</b> {safe(one.evidence)}</li>"
         groups.setdefault(f"{one.number}. {one.claim}", []).append(line)
     body = "".join(f"<h4>{safe(claim)}</h4><ul>{''.join(lines)}</ul>" for claim, lines in groups.items())

@@ -8,10 +8,17 @@ from pathlib import Path
 from experiments import evidence, tables
 from experiments.decide import counts, gap
 from experiments.evidence import Evidence
-from experiments.hypotheses import FALSIFIED, OPEN, SUPPORTED, Finding, is_negative, judge, shown
+from experiments.hypotheses import FALSIFIED, NOT_COUNTED, OPEN, SUPPORTED, is_negative, judge, shown
 from experiments.measures import fabrications
 from experiments.page import page
 from experiments.tables import Table
+
+SECTIONS = (
+    (SUPPORTED, "Where this model agrees with the published findings"),
+    (FALSIFIED, "Where it does not"),
+    (OPEN, "Undecided"),
+    (NOT_COUNTED, "Not counted, since the control failed"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,13 +81,11 @@ def result(one: Evidence) -> str:
     ]
     if one.missing:
         parts.append(f"**This run is incomplete.** {len(one.missing)} things are missing:\n\n" + _items(one.missing))
-    parts += _section("Negative results", [f for f in findings if is_negative(one.protocol.name, f)])
-    for status, title in (
-        (SUPPORTED, "Where this model agrees with the published findings"),
-        (FALSIFIED, "Where it does not"),
-        (OPEN, "Undecided"),
-    ):
-        parts += _section(title, [f for f in findings if f.status == status])
+    negative = (f"{f.claim} ({f.status}: `{f.subject}`)" for f in findings if is_negative(one.protocol.name, f))
+    parts += _section("Negative results", list(negative))
+    for status, title in SECTIONS:
+        lines = (f"{f.number}. {f.claim}: `{f.subject}` {f.evidence}" for f in findings if f.status == status)
+        parts += _section(title, list(lines))
     remarks = [f"{tables.source()}: {text}" for text in tables.remarks(one.protocol.name)]
     parts += [
         "## Tables",
@@ -100,8 +105,7 @@ def _origin(one: Evidence) -> str:
     return f"Commit {commit}{tree}; protocol {one.protocol.sha256[:12]}; {machine}."
 
 
-def _section(title: str, findings: list[Finding]) -> list[str]:
-    lines = [f"Hypothesis {f.number}, {f.claim}: **{f.status}** for `{f.subject}`, {f.evidence}" for f in findings]
+def _section(title: str, lines: list[str]) -> list[str]:
     return [f"### {title}", _items(lines)] if lines else []
 
 

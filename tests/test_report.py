@@ -204,7 +204,7 @@ def test_the_decision_rule_finds_what_the_rows_were_made_of(whole):
 def test_result_md_titles_negative_results_and_quotes_three_fabrications(whole):
     text = (whole / "e0_RESULT.md").read_text("utf-8")
     assert "### Negative results" in text
-    assert "the function cannot replace the cache: **supported**" in text
+    assert "the function cannot replace the cache (supported: `ffit/8 - full`)" in text
     rows = measures.fabrications(next(one for one in evidence.read(whole) if one.protocol.name == "e0"))
     assert len(rows) == 3
     assert len({row["arm"] for row in rows}) == 3
@@ -299,6 +299,7 @@ def test_a_model_that_full_attention_does_not_help_is_not_counted(tmp_path):
             row |= {"recall": False, "exact": False, "outcome": "misbound"}
     text = report.report(write(tmp_path, rows)).read_text("utf-8")
     assert "On this model the experiment says nothing" in text
+    assert {finding.status for finding in hypotheses.judge(evidence.read(tmp_path)[0])} == {"not counted"}
 
 
 def pair_of(gained, lost, both, tmp_path):
