@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from experiments.decide import decide
 from experiments.evidence import Evidence
+from experiments.figures import layers, lse_error, mean, share, stored_share
 from experiments.hypotheses import shown
-from experiments.measures import layers, lse_error, mean, share, stored_share
 from experiments.stats import Interval, mean_interval
 from experiments.svg import Axis, Bar, Point, Series, colour, even_axis, intervals, scatter, stacked
 from experiments.tables import OUTCOMES

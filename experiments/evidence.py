@@ -33,6 +33,11 @@ class Evidence:
         return next(str(rows[0]["model"]) for rows in self.by_kind.values())
 
     @property
+    def changes(self) -> list[str]:
+        """Where the user departed from the protocol."""
+        return [f"{name} = {value}" for name, value in (self.manifest.get("overrides") or {}).items()]
+
+    @property
     def arms(self) -> list[str]:
         """The protocol's arms that have rows, in its order, then arms that a user added."""
         present = dict.fromkeys(arm for _, arm in self.by_kind)
@@ -127,18 +132,16 @@ def _accept(row: Any, first: Row, declared: Protocol, where: str) -> None:
 
 
 def _lacking(declared: Protocol, by_kind: dict[tuple[str, str], list[Row]]) -> list[str]:
-    """What a whole run would still add, one line a reason."""
-    missing = []
-    questions = declared.n_texts * declared.n_facts
-    for arm in declared.arms:
-        found = len(by_kind.get(("question", arm), []))
-        if found < questions:
-            missing.append(f"{arm}: {found} of {questions} questions")
-        for kind in (*NLL_MEASURES, "memory"):
-            found = len(by_kind.get((kind, arm), []))
-            if found < declared.n_texts:
-                missing.append(f"{arm}: {found} of {declared.n_texts} texts of {kind}")
-    checked = len(by_kind.get(("check", "full"), []))
-    if not checked:
-        missing.append("full: no check row, so nothing says that the arm path equals plain attention")
+    """What a whole run would still add, arms that lack the same together."""
+    lacking: dict[str, list[str]] = defaultdict(list)
+    for arm in dict.fromkeys((*declared.arms, *(arm for _, arm in by_kind))):
+        for kind in ("question", *NLL_MEASURES, "memory"):
+            found, whole = len(by_kind.get((kind, arm), [])), declared.n_texts
+            if kind == "question":
+                whole *= declared.n_facts
+            if found < whole:
+                lacking[f"{kind} rows, {found} of {whole}"].append(arm)
+    missing = [f"{what}: {', '.join(arms)}" for what, arms in lacking.items()]
+    if ("check", "full") not in by_kind:
+        missing.append("a check row, so nothing says that the arm path equals plain attention")
     return missing

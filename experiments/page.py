@@ -70,11 +70,14 @@ def _experiment(evidence: Evidence) -> str:
 
 
 def _missing(evidence: Evidence) -> str:
+    """What this run changed of the protocol and what it lacks of it, if anything."""
+    changed = "; ".join(evidence.changes)
+    changed = f'<p class="warn">Not the protocol: {safe(changed)}.</p>' if changed else ""
     if not evidence.missing:
-        return ""
+        return changed
     lines = "".join(f"<li>{safe(line)}</li>" for line in evidence.missing)
-    words = f"This run is incomplete: {len(evidence.missing)} things are missing. What there is, is shown."
-    return f'<details class="warn"><summary>{words}</summary><ul>{lines}</ul></details>'
+    words = "This run is incomplete; what there is, is shown."
+    return f'{changed}<details class="warn"><summary>{words}</summary><ul>{lines}</ul></details>'
 
 
 def _control(evidence: Evidence) -> str:

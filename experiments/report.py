@@ -8,8 +8,8 @@ from pathlib import Path
 from experiments import evidence, tables
 from experiments.decide import counts, gap
 from experiments.evidence import Evidence
+from experiments.figures import fabrications
 from experiments.hypotheses import FALSIFIED, NOT_COUNTED, OPEN, SUPPORTED, is_negative, judge, shown
-from experiments.measures import fabrications
 from experiments.page import page
 from experiments.tables import Table
 
@@ -42,9 +42,10 @@ def report(folder: str | Path) -> Path:
 
 def terminal(one: Evidence) -> str:
     lines = [f"\n{one.protocol.name.upper()}: {one.protocol.title}, {one.model}", control(one)]
+    if one.changes:
+        lines.append(f"Not the protocol: {'; '.join(one.changes)}.")
     if one.missing:
-        lines += ["", f"Incomplete, {len(one.missing)} things are missing:", *(f"  {line}" for line in one.missing[:8])]
-        lines += [f"  and {len(one.missing) - 8} more, listed in the page"] if len(one.missing) > 8 else []
+        lines += ["", "Incomplete. Missing:", *(f"  {line}" for line in one.missing)]
     wanted = [
         tables.arms_table(one),
         tables.outcomes_table(one),
@@ -79,8 +80,10 @@ def result(one: Evidence) -> str:
         "## What the decision rule says",
         control(one),
     ]
+    if one.changes:
+        parts.append(f"**Not the protocol:** {'; '.join(one.changes)}.")
     if one.missing:
-        parts.append(f"**This run is incomplete.** {len(one.missing)} things are missing:\n\n" + _items(one.missing))
+        parts.append("**This run is incomplete.** Missing:\n\n" + _items(one.missing))
     negative = (f"{f.claim} ({f.status}: `{f.subject}`)" for f in findings if is_negative(one.protocol.name, f))
     parts += _section("Negative results", list(negative))
     for status, title in SECTIONS:

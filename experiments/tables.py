@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from experiments import stats
 from experiments.decide import Comparison, compare, decide, in_words, undeclared
 from experiments.evidence import Evidence
+from experiments.figures import layers, lse_error, mean, seconds, share, stored_share
 from experiments.hypotheses import judge, shown
-from experiments.measures import layers, lse_error, mean, seconds, share, stored_share
 from experiments.protocol import HOME
 
 OUTCOMES = ("correct", "misbound", "fabricated", "no_number", "abstained")

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments import decide, evidence, hypotheses, measures, protocol, report, tables
+from experiments import decide, evidence, figures, hypotheses, protocol, report, tables
 from npqwen.errors import UserError
 
 NASTY = ' <b onclick="x()">\'&amp;</code></script><script>document.title="owned"</script>\n| ` \x00 \u2028 é 4821'
@@ -78,12 +78,13 @@ def make_rows(name, n_texts=6, seed=7):
     return rows
 
 
-def write(folder, rows, manifest=True):
+def write(folder, rows, manifest=True, overrides=None):
     for name in {row["experiment"] for row in rows}:
         lines = [json.dumps(row) + "\n" for row in rows if row["experiment"] == name]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     if manifest:
         known = {"commit": "c0ffee", "dirty": False, "versions": {"numpy": "2.4"}, "machine": "2 cores", "more": [1]}
+        known |= {"finished": "2026-01-02", "overrides": overrides or {}}
         (folder / "manifest.json").write_text(json.dumps(known))
     return folder
 
@@ -205,7 +206,7 @@ def test_result_md_titles_negative_results_and_quotes_three_fabrications(whole):
     text = (whole / "e0_RESULT.md").read_text("utf-8")
     assert "### Negative results" in text
     assert "the function cannot replace the cache (supported: `ffit/8 - full`)" in text
-    rows = measures.fabrications(next(one for one in evidence.read(whole) if one.protocol.name == "e0"))
+    rows = figures.fabrications(next(one for one in evidence.read(whole) if one.protocol.name == "e0"))
     assert len(rows) == 3
     assert len({row["arm"] for row in rows}) == 3
     assert all(row["outcome"] == "fabricated" for row in rows)
@@ -273,7 +274,7 @@ def test_a_run_that_stopped_anywhere_is_shown_and_what_it_lacks_is_said(tmp_path
     write(tmp_path, make_rows(name)[:n_rows], manifest=False)
     text = report.report(tmp_path).read_text("utf-8")
     assert "This run is incomplete" in text
-    assert "of 120 questions" in text
+    assert "question rows, 0 of 120: " in text
     assert "No manifest.json" in text
 
 
@@ -290,6 +291,39 @@ def test_an_arm_that_the_protocol_does_not_hold_is_shown_and_marked(tmp_path):
     text = report.report(write(tmp_path, rows)).read_text("utf-8")
     assert "sign:4 †" in text
     assert 'data-arm="sign:4"' in text
+
+
+def test_a_run_with_another_seed_is_shown_as_a_departure_from_the_protocol(tmp_path):
+    rows, changes = make_rows("e1"), {"seed": 5}
+    for row in rows:
+        row["protocol_sha256"] = protocol.override(protocol.load(protocol.path_of("e1")), changes).sha256
+    text = report.report(write(tmp_path, rows, overrides=changes)).read_text("utf-8")
+    assert "Not the protocol: seed = 5." in text
+    assert "Not the protocol:** seed = 5." in (tmp_path / "e1_RESULT.md").read_text("utf-8")
+    with pytest.raises(UserError, match="a row of protocol"):
+        report.report(write(tmp_path, rows))
+
+
+def test_a_run_of_only_some_arms_is_shown_with_what_it_holds(tmp_path):
+    for name in ("e0", "e1", "e2"):
+        rows = [row for row in make_rows(name, n_texts=1) if row["arm"] in ("full", "none", "exact:8", "ffit/8")]
+        write(tmp_path, rows)
+    assert {one.protocol.name: len(hypotheses.judge(one)) for one in evidence.read(tmp_path)} == {
+        "e0": 3,
+        "e1": 0,
+        "e2": 0,
+    }
+    report.report(tmp_path)
+
+
+def test_an_arm_without_mass_has_no_error_of_it(tmp_path):
+    rows = make_rows("e1")
+    for row in rows:
+        if row["kind"] == "memory" and row["arm"] == "none":
+            row["value"]["lse_error"] = [None] * 6
+    (one,) = evidence.read(write(tmp_path, rows))
+    assert figures.lse_error(one, "none") == {}
+    assert list(figures.lse_error(one, "sign:8+ffit/8")) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_model_that_full_attention_does_not_help_is_not_counted(tmp_path):
@@ -352,7 +386,7 @@ def test_the_report_asks_for_no_model_code():
         "evidence",
         "decide",
         "hypotheses",
-        "measures",
+        "figures",
         "tables",
         "svg",
         "charts",

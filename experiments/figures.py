@@ -34,9 +34,10 @@ def layers(evidence: Evidence, arm: str, key: str) -> dict[int, float]:
 
 
 def lse_error(evidence: Evidence, arm: str) -> dict[int, float]:
-    """Mean error of the log mass per layer, over texts; estimate minus truth, in nats."""
-    lists = [values for values in evidence.values("memory", arm, "lse_error") if values]
-    return {layer: fmean(column) for layer, column in enumerate(zip(*lists, strict=True))} if lists else {}
+    """Mean error of the log mass per layer, over texts; estimate minus truth, nats. Empty for an arm without mass."""
+    lists = evidence.values("memory", arm, "lse_error")
+    known = ([error for error in column if error is not None] for column in zip(*lists, strict=True))
+    return {layer: fmean(errors) for layer, errors in enumerate(known) if errors}
 
 
 def seconds(evidence: Evidence, arm: str) -> float | None:
