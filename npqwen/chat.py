@@ -126,6 +126,25 @@ def encode_chat(
     return ids + tokenizer.encode_plain(plain)
 
 
+def split_thinking(
+    tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = ()
+) -> tuple[list[int], list[int], bool]:
+    """(reasoning, answer, whether the reasoning was closed), split at the token </think>; a text that spells it is none.
+
+    The opening <think> may be the model's or the prompt's. Reasoning that the cap cut has no answer, and is kept.
+    """
+    id_of = {token: i for i, token in tokenizer.added.items()}
+    opening, closing = id_of.get("<think>"), id_of.get("</think>")
+    ids = list(ids)
+    if closing is not None and closing in ids:
+        at = ids.index(closing)
+        return [i for i in ids[:at] if i != opening], ids[at + 1 :], True
+    last = next((i for i in reversed(list(prompt)) if i in (opening, closing)), None)
+    if opening is not None and (opening in ids or last == opening):
+        return [i for i in ids if i != opening], [], False
+    return [], ids, True
+
+
 def _check(messages: Messages) -> None:
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -204,7 +204,7 @@ def run_chat(args: argparse.Namespace) -> None:
         messages.append({"role": "user", "content": content})
         rows = new_rows(model, [encode_chat(model.tokenizer, messages, thinking=args.thinking)], options, args.seed)
         _write(model, rows, options, args)
-        thoughts, answer, closed = split_thinking(model.tokenizer, rows[0].ids)
+        _, answer, closed = split_thinking(model.tokenizer, rows[0].ids, rows[0].prompt.tolist())
         if not closed:
             print("npqwen: the cap came before the end of its thinking (--max-new-tokens)", file=sys.stderr)
         messages.append({"role": "assistant", "content": model.tokenizer.decode(answer)})

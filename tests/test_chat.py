@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import toy_bpe
 
-from npqwen.chat import encode_chat, render
+from npqwen.chat import encode_chat, render, split_thinking
 from npqwen.errors import UserError
 from npqwen.tokenizer import Tokenizer, load_tokenizer
 
@@ -201,3 +201,17 @@ def test_real_ids_of_a_thinking_conversation_equal_the_golden_ones(real_model):
     assert encode_chat(folder, HI) == on
     if 151667 in folder.added:  # Qwen3; Qwen2.5 has no thinking tokens
         assert encode_chat(folder, HI, thinking=False) == [*on, 151667, 271, 151668, 271]
+
+
+def test_thinking_is_split_by_ids_and_not_by_text():
+    class Added:
+        added = {90: "<think>", 91: "</think>", 92: "<|im_end|>"}  # noqa: RUF012
+
+    assert split_thinking(Added, [90, 1, 2, 91, 3]) == ([1, 2], [3], True)
+    assert split_thinking(Added, [1, 2, 91, 3], prompt=[5, 90]) == ([1, 2], [3], True)
+    assert split_thinking(Added, [90, 1, 2, 3]) == ([1, 2, 3], [], False)
+    assert split_thinking(Added, [1, 2, 3], prompt=[5, 90]) == ([1, 2, 3], [], False)
+    assert split_thinking(Added, [1, 2, 3], prompt=[5, 90, 91]) == ([], [1, 2, 3], True)
+    assert split_thinking(Added, [1, 91, 2, 91, 3]) == ([1], [2, 91, 3], True)
+    Added.added = {}
+    assert split_thinking(Added, [1, 2, 3]) == ([], [1, 2, 3], True)
