@@ -1,0 +1,274 @@
+"""Attention over one set of keys, from one query over 64,000 keys to 2,000 causal ones, in one kernel.
+
+Work is cut into items of (kv head, tile of tokens, chunk of keys). A worker walks the chunk in blocks of keys that stay
+in its cache and meets each with all the tile's query rows, keeping a running maximum, sum and output per row
+(FlashAttention-2, arXiv 2307.08691, section 3.1). Chunks of one row are states, merged at the end.
+Only rows that see the same keys of a block are computed together, so a key outside a span is never read: it may be NaN.
+How work is cut depends on shapes alone, and items do not share sums: the number of threads changes no bit.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numba
+import numpy as np
+from numba import types
+
+from npqwen import threads
+from npqwen.attention import State
+from npqwen.jit import jit
+from npqwen.kernels_exp import exp
+from npqwen.kernels_simd import DOT_COLS, DOT_ROWS, LANES, SUM_ROWS, SUM_VECTORS, dot_row, dot_tile, sum_tile, take
+from npqwen.scratch import scratch
+
+TILE = 64  # query rows (tokens times heads of a group) that meet a block of keys together
+BLOCK_S = 64
+ITEMS = 32  # wanted at least, so that threads end together; chunks are not cut below MIN_CHUNK keys for it
+MIN_CHUNK = 256
+ROWS = min(DOT_COLS, SUM_ROWS)
+PAD = 16
+
+
+def attend(
+    q_KGTD: np.ndarray,
+    k_KSD: np.ndarray,
+    v_KSD: np.ndarray,
+    *,
+    scale: float,
+    span_T2: np.ndarray | None = None,
+    log_weight_KS: np.ndarray | None = None,
+) -> State:
+    """Softmax attention over one set of keys, as a state (out_KGTD, lse_KGT). The twin of attention.attend.
+
+    Keys and values may be views into a longer cache. out lies in memory token by token, as the next product reads it.
+    """
+    K, G, T, D = q_KGTD.shape
+    S, D_v = k_KSD.shape[1], v_KSD.shape[2]
+    if k_KSD.shape != (K, S, D) or v_KSD.shape[:2] != (K, S):
+        raise ValueError(f"attend: queries {q_KGTD.shape} do not fit keys {k_KSD.shape} and values {v_KSD.shape}")
+    if span_T2 is None:
+        span_T2 = np.empty((T, 2), np.int64)
+        span_T2[:] = 0, S
+    tokens = max(1, TILE // G)
+    n_tiles = -(-T // tokens)
+    chunks = max(1, min(-(-ITEMS // max(1, K * n_tiles)), S // MIN_CHUNK))
+    out_CTKGD, lse_CTKG = np.empty((chunks, T, K, G, D_v), np.float32), np.empty((chunks, T, K, G), np.float32)
+    if out_CTKGD.size:
+        log_weight = np.empty((0, 0), np.float32) if log_weight_KS is None else log_weight_KS
+        arguments = (
+            _rows(q_KGTD),
+            _rows(k_KSD),
+            _rows(v_KSD),
+            np.float32(scale),
+            np.ascontiguousarray(span_T2, np.int64),
+            np.ascontiguousarray(log_weight, np.float32),
+            tokens,
+            out_CTKGD,
+            lse_CTKG,
+        )
+        n = tokens * G
+        per_worker = -(-(n * (sum(_steps.py_func(D, D_v)[:2]) + 3) + ROWS * (BLOCK_S + PAD)) // 16) * 16
+        alone, parallel = _compiled()
+        with threads.lock:
+            workers = threads.workers()
+            buffers = scratch("attend", workers * per_worker).reshape(workers, per_worker)
+            counter = np.zeros(1, np.int64)
+            if workers == 1 or K * G * T * S * D < 1 << 16:
+                alone(*arguments, buffers[0], counter)
+            else:
+                parallel(*arguments, buffers, counter, workers)
+        if chunks > 1:
+            _merge_chunks(out_CTKGD, lse_CTKG)
+    return State(out_CTKGD[0].transpose(1, 2, 0, 3), lse_CTKG[0].transpose(1, 2, 0))
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    """float32 with the last axis contiguous; a view of a longer cache stays one."""
+    if x.dtype != np.float32 or (x.strides[-1] != 4 and x.shape[-1] > 1):
+        return np.ascontiguousarray(x, np.float32)
+    return x
+
+
+_IN3, _IN4 = (types.Array(types.float32, n, "A", readonly=True) for n in (3, 4))
+_OUT, _LSE = types.float32[:, :, :, :, ::1], types.float32[:, :, :, ::1]
+_ARGUMENTS = (_IN4, _IN3, _IN3, types.float32, types.int64[:, ::1], types.float32[:, ::1], types.int64, _OUT, _LSE)
+
+
+@cache
+def _compiled():
+    """The kernels for one set of types that arrays of all strides convert to, not one for every mixture of strides."""
+    one = types.void(*_ARGUMENTS, types.float32[::1], types.int64[::1])
+    many = types.void(*_ARGUMENTS, types.float32[:, ::1], types.int64[::1], types.int64)
+    for kernel, signature in ((_attend, one), (_attend_parallel, many)):
+        kernel.compile(signature)
+        kernel.disable_compile()
+    return _attend, _attend_parallel
+
+
+@jit()
+def _attend(q, k, v, scale, span, log_weight, tokens, out, lse, buffer, counter):
+    K, G, T, D = q.shape
+    S, D_v = k.shape[1], v.shape[2]
+    chunks, n_tiles = len(out), (T + tokens - 1) // tokens
+    step_q, step_o, step_s = _steps(D, D_v)
+    n = tokens * G
+    queries, buffer = buffer[: n * step_q], buffer[n * step_q :]
+    out_rows, buffer = buffer[: n * step_o], buffer[n * step_o :]
+    top, total, keep, scores = buffer[:n], buffer[n : 2 * n], buffer[2 * n : 3 * n], buffer[3 * n :]
+    while True:
+        item: int = take(counter)
+        if item >= K * n_tiles * chunks:
+            return
+        chunk, item = item % chunks, item // chunks
+        head, tile = item % K, n_tiles - 1 - item // K  # late tiles first: in causal order they see the most keys
+        t0, t1 = tile * tokens, min((tile + 1) * tokens, T)
+        rows = (t1 - t0) * G
+        lo, hi = _chunk_of_keys(span, t0, t1, S, chunk, chunks)
+        for r in range(rows):
+            for d in range(D):
+                queries[r * step_q + d] = q[head, r % G, t0 + r // G, d] * scale
+            out_rows[r * step_o : r * step_o + D_v] = 0
+            top[r], total[r] = -np.inf, 0
+        for s0 in range(lo, hi, BLOCK_S):
+            s1 = min(s0 + BLOCK_S, hi)
+            r0 = 0
+            while r0 < rows:
+                r1, a, b = _rows_alike(span, t0, G, r0, rows, s0, s1)
+                if a < b:
+                    _score(k, head, a, b - a, queries, r0, r1, step_q, D, scores, step_s)
+                    for r in range(r0, r1):
+                        at = (r - r0) * step_s
+                        if log_weight.size:
+                            for i in range(b - a):
+                                scores[at + i] += log_weight[head, a + i]
+                        keep[r] = _softmax_block(scores, at, b - a, top, total, r)
+                    _add_values(v, head, a, b - a, scores, step_s, out_rows, r0, r1, step_o, D_v, keep)
+                r0 = r1
+        for r in range(rows):
+            t, g = t0 + r // G, r % G
+            if total[r] == 0:
+                lse[chunk, t, head, g] = -np.inf
+                out[chunk, t, head, g] = 0
+            else:
+                lse[chunk, t, head, g] = top[r] + np.float32(math.log(total[r]))
+                for d in range(D_v):
+                    out[chunk, t, head, g, d] = out_rows[r * step_o + d] / total[r]
+
+
+@jit(parallel=True)
+def _attend_parallel(q, k, v, scale, span, log_weight, tokens, out, lse, buffers, counter, workers):
+    for i in numba.prange(workers):
+        _attend(q, k, v, scale, span, log_weight, tokens, out, lse, buffers[i], counter)
+
+
+@jit()
+def _steps(D, D_v):
+    """Distances between rows of queries, outputs and scores in a worker's buffer."""
+    return (D + 15) // 16 * 16 + PAD, (D_v + 15) // 16 * 16 + PAD, BLOCK_S + PAD
+
+
+@jit()
+def _chunk_of_keys(span, t0, t1, S, chunk, chunks):
+    """Of the keys that any of these tokens sees, the chunk's share, in whole blocks."""
+    lo, hi = S, 0
+    for t in range(t0, t1):
+        if span[t, 0] < span[t, 1]:
+            lo, hi = min(lo, span[t, 0]), max(hi, span[t, 1])
+    lo, hi = max(lo, 0), min(hi, S)
+    share = (max(hi - lo, 0) + chunks * BLOCK_S - 1) // (chunks * BLOCK_S) * BLOCK_S
+    return lo + chunk * share, min(hi, lo + (chunk + 1) * share)
+
+
+@jit()
+def _rows_alike(span, t0, G, r0, rows, s0, s1):
+    """The end of the rows from r0 on that see the same keys a <= s < b of this block, at most ROWS; a; b."""
+    a, b = max(s0, span[t0 + r0 // G, 0]), min(s1, span[t0 + r0 // G, 1])
+    r1 = r0 + 1
+    while r1 < min(rows, r0 + ROWS):
+        t = t0 + r1 // G
+        if max(s0, span[t, 0]) != a or min(s1, span[t, 1]) != b:
+            break
+        r1 += 1
+    return r1, a, b
+
+
+@jit()
+def _score(k, head, a, n, queries, r0, r1, step_q, D, scores, step_s):
+    """scores[(r - r0) step_s + i] = q_r . k_{a + i}."""
+    row = k.strides[1] // 4
+    k0, q0 = head * (k.strides[0] // 4) + a * row, r0 * step_q
+    i = 0
+    while i + DOT_ROWS <= n:
+        dot_tile(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, step_s, False, r1 - r0)
+        i += DOT_ROWS
+    while i < n:
+        dot_row(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, step_s, False, r1 - r0)
+        i += 1
+
+
+@jit()
+def _softmax_block(scores, at, n, top, total, row):
+    """Scores to weights in place, the row's running maximum and sum brought up to date; what the old sum is worth now.
+
+    The maximum is taken of the floats' bits in integer order: unlike a maximum of floats it vectorises, and NaN wins.
+    """
+    top_bits = np.int32(-0x7F800001)  # -inf
+    for s in range(np.uint64(at), np.uint64(at + n)):
+        bits = np.float32(scores[s]).view(np.int32)
+        top_bits = max(top_bits, np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF)))
+    top_bits = np.int32(top_bits ^ ((top_bits >> 31) & 0x7FFFFFFF))
+    new = np.int32(top_bits).view(np.float32)
+    old = top[row]
+    new = old if new < old else new
+    top[row] = new
+    base = np.float32(0) if new == np.float32(-np.inf) else new  # no key yet: exp(-inf - 0) = 0
+    sums = np.float32(0)
+    for s in range(np.uint64(at), np.uint64(at + n)):
+        weight = exp(scores[s] - base)
+        scores[s] = weight
+        sums += weight
+    keep = exp(old - base)
+    total[row] = total[row] * keep + sums
+    return keep
+
+
+@jit()
+def _add_values(v, head, a, n, scores, step_s, out_rows, r0, r1, step_o, D_v, keep):
+    """out_r = keep_r out_r + sum_i scores[(r - r0) step_s + i] v_{a + i}."""
+    row = v.strides[1] // 4
+    v0 = head * (v.strides[0] // 4) + a * row
+    d = 0
+    while d < D_v:
+        width = SUM_VECTORS * LANES if D_v - d >= SUM_VECTORS * LANES else min(LANES, D_v - d)
+        sum_tile(scores, 0, step_s, v, v0 + d, row, n, out_rows, r0 * step_o + d, step_o, keep, r0, width, r1 - r0)
+        d += width
+
+
+@jit()
+def _merge_chunks(out_CTKGD, lse_CTKG):
+    """The states of the chunks merged into the first."""
+    C, T, K, G, D = out_CTKGD.shape
+    for t in range(T):
+        for h in range(K):
+            for g in range(G):
+                top = lse_CTKG[0, t, h, g]
+                for c in range(1, C):
+                    if not lse_CTKG[c, t, h, g] <= top:  # so written that a NaN wins
+                        top = lse_CTKG[c, t, h, g]
+                base = np.float32(0) if top == np.float32(-np.inf) else top
+                total = np.float32(0)
+                for c in range(C):
+                    weight = exp(lse_CTKG[c, t, h, g] - base)
+                    total += weight
+                    lse_CTKG[c, t, h, g] = weight
+                if total == 0:
+                    lse_CTKG[0, t, h, g] = -np.inf
+                    continue  # each chunk's out is 0
+                for d in range(D):
+                    mean = np.float32(0)
+                    for c in range(C):
+                        mean += lse_CTKG[c, t, h, g] * out_CTKGD[c, t, h, g, d]
+                    out_CTKGD[0, t, h, g, d] = mean / total
+                lse_CTKG[0, t, h, g] = base + np.float32(math.log(total))
