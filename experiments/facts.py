@@ -24,6 +24,7 @@ TEMPLATES = (
         "How many sheep did the winter census count for {name}?",
     ),
 )
+ENGLISH = {"Files", "Later", "Meter", "Panel", "Saves"}  # not invented after all, and met in training
 QUESTION = "\n\nQuestion: {} Answer:"
 
 
@@ -48,7 +49,8 @@ def words(half: str) -> list[str]:
     if half not in ("training", "experiment"):
         raise ValueError(f"half {half!r} is unknown (training, experiment)")
     colour = ("training", "experiment").index(half)
-    return [o + c for i, o in enumerate(OPENINGS) for j, c in enumerate(CLOSINGS) if (i + j) % 2 == colour]
+    made = [o + c for i, o in enumerate(OPENINGS) for j, c in enumerate(CLOSINGS) if (i + j) % 2 == colour]
+    return [word for word in made if word not in ENGLISH]
 
 
 def names(half: str, n: int, rng: Random, avoid: str = "") -> list[str]:

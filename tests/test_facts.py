@@ -18,7 +18,8 @@ def characters(text: str) -> list[int]:
 def test_the_two_halves_share_no_word_but_every_syllable():
     training, experiment = set(words("training")), set(words("experiment"))
     assert not training & experiment
-    assert len(training) == len(experiment) > 2000
+    assert len(training) > 2000
+    assert len(experiment) > 2000
     assert {w[:2] for w in training} == {w[:2] for w in experiment}
     assert {w[2:] for w in training} == {w[2:] for w in experiment}
 
