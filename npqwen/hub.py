@@ -154,7 +154,7 @@ def _answer(source: str, name: str, revision: str, request: Callable[[], T]) -> 
     except errors.RevisionNotFoundError:
         message = f"the hub has no revision {revision!r} of it"
     except errors.LocalEntryNotFoundError:  # how the library says that it got no answer
-        raise _Unreachable(f"the hub cannot be reached for {name}") from None
+        raise _Unreachable(f"the connection to the hub failed at {name}") from None
     except errors.EntryNotFoundError:
         return None
     except errors.HfHubHTTPError as error:
@@ -164,6 +164,6 @@ def _answer(source: str, name: str, revision: str, request: Callable[[], T]) -> 
         message = f"the hub answers HTTP {code} for {name}" + (": HF_TOKEN is not valid" if code == 401 else "")
     except Exception as error:  # the disk's errors have a number; a connection's differ between the library's versions
         if not isinstance(error, OSError) or isinstance(error, ConnectionError) or error.errno is None:
-            raise _Unreachable(f"the hub cannot be reached for {name} ({type(error).__name__})") from None
+            raise _Unreachable(f"the connection to the hub failed at {name} ({type(error).__name__})") from None
         message = f"{name} cannot be stored in {cache_folder()}: {error.strerror}"
     raise UserError(f"{source}: {message}")

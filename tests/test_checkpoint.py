@@ -417,7 +417,7 @@ def test_a_hub_that_cannot_be_reached_is_said_and_the_cache_stands_in(hub, tmp_p
     assert moving["revision"] == OLD
     assert moving["attempts"] > 0
     assert len(moving["warnings"]) == 1
-    assert "Qwen/one: the hub cannot be reached for config.json" in moving["warnings"][0]
+    assert "Qwen/one: the connection to the hub failed at config.json" in moving["warnings"][0]
     assert f"using the cached commit {OLD}" in moving["warnings"][0]
-    assert "the hub cannot be reached" in absent["error"]
+    assert "the connection to the hub failed" in absent["error"]
     assert str(tmp_path / "hub") in absent["error"]
