@@ -1,5 +1,6 @@
 """The charts of each experiment, drawn from its rows; a chart without rows is left out."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -138,22 +139,19 @@ def _differences(evidence: Evidence) -> list[Chart]:
             continue
         nll = pairs[0].is_nll
         scale, unit = (1, "nats") if nll else (100, "points")
+        bounded = all(math.isfinite(one.difference.low) for one in pairs)
         bars = [
             Bar(
                 one.a,
                 index,
                 scale * one.difference.value,
-                scale * one.difference.low,
-                scale * one.difference.high,
+                scale * (one.difference.low if bounded else one.difference.value),
+                scale * (one.difference.high if bounded else one.difference.value),
                 f"{one.a} - {one.b}: {shown(one)}",
             )
             for index, one in enumerate(pairs)
         ]
-        ends = (
-            [bar.value for bar in bars]
-            if len(evidence.texts) < 3 and nll
-            else [x for b in bars for x in (b.low, b.high)]
-        )
+        ends = [end for bar in bars for end in (bar.low, bar.high)]
         against = (
             " / ".join(dict.fromkeys(one.b for one in pairs)) if len({one.b for one in pairs}) == 1 else "its control"
         )

@@ -1,6 +1,7 @@
 """The rows of one experiment as a run left them, with what is missing; refused if they do not belong together."""
 
 import json
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,11 @@ class Evidence:
 
     @property
     def model(self) -> str:
-        return next(str(rows[0]["model"]) for rows in self.by_kind.values())
+        """The model's name: a hub id as it is, the last part of any other path."""
+        name = next(str(rows[0]["model"]) for rows in self.by_kind.values())
+        return (
+            name if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) else name.replace("\\", "/").rstrip("/").rpartition("/")[2]
+        )
 
     @property
     def changes(self) -> list[str]:
@@ -80,7 +85,7 @@ def read(folder: str | Path) -> list[Evidence]:
     except json.JSONDecodeError as error:
         raise UserError(f"{manifest_file}: not valid JSON: {error}") from None
     evidence = [_one(path, manifest) for path in files]
-    models = {one.model for one in evidence}
+    models = {str(rows[0]["model"]) for one in evidence for rows in one.by_kind.values()}
     if len(models) > 1:
         raise UserError(f"{folder}: rows of several models ({', '.join(sorted(models))}); keep one model a folder")
     return evidence
@@ -91,6 +96,8 @@ def _one(path: Path, manifest: Row) -> Evidence:
         raise UserError(f"{path}: no experiment '{path.stem}' (known: {', '.join(protocol.names())})")
     declared = protocol.override(protocol.load(protocol.path_of(path.stem)), manifest.get("overrides") or {})
     missing = [] if manifest else ["manifest.json: machine, versions and commit are unknown"]
+    if manifest and not manifest.get("finished"):
+        missing.append("the end of the run; the same command resumes it")
     by_kind: dict[tuple[str, str], list[Row]] = defaultdict(list)
     seen: set[tuple[Any, ...]] = set()
     first: Row = {}

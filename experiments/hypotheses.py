@@ -1,5 +1,6 @@
 """Each hypothesis of the three protocols against the rows: supported, falsified or open, as PROTOCOL.md fixes it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -43,7 +44,8 @@ def shown(one: Comparison) -> str:
         f"{scale * x:+.{digits}f}" for x in (one.difference.value, one.difference.low, one.difference.high)
     )
     part = ", preliminary" if one.n < one.n_declared else ""
-    return f"{value} {unit} [{low}, {high}]{part}"
+    interval = f"[{low}, {high}]" if math.isfinite(one.difference.low) else "[one text: no interval]"
+    return f"{value} {unit} {interval}{part}"
 
 
 def _each(number: int, claim: str, found: list[Comparison], status: Callable[[Comparison], str]) -> list[Finding]:

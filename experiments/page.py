@@ -39,7 +39,7 @@ def _run(evidence: Evidence) -> str:
     if not evidence.manifest:
         return '<p class="warn">No manifest.json beside the rows: machine, versions and commit are unknown.</p>'
     items = []
-    for key, value in evidence.manifest.items():
+    for key, value in (evidence.manifest | {"model": evidence.model}).items():
         if isinstance(value, dict):
             value = ", ".join(f"{name} {entry}" for name, entry in value.items())
         elif isinstance(value, list):
@@ -84,7 +84,7 @@ def _control(evidence: Evidence) -> str:
     control, needed = gap(evidence), 100 * evidence.protocol.decision.min_gap
     if control is None:
         return '<p class="warn">Without full and none there is no control, and no verdict counts.</p>'
-    words = f"full minus none: {shown(control)} of recall, {needed:g} needed."
+    words = f"recall of full minus none {shown(control)}; {needed:g} points are needed."
     if counts(evidence):
         return f"<p>Control: {safe(words)} The model counts.</p>"
     return f'<p class="warn">Control failed: {safe(words)} On this model the experiment says nothing.</p>'

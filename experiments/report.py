@@ -61,7 +61,7 @@ def control(one: Evidence) -> str:
     if found is None:
         return "Control: full or none has no answers, so no verdict counts."
     says = "The model counts." if counts(one) else "On this model the experiment says nothing."
-    return f"Control: full minus none {shown(found)} of recall, {needed:g} needed. {says}"
+    return f"Control: recall of full minus none {shown(found)}; {needed:g} points are needed. {says}"
 
 
 def _aligned(table: Table) -> str:

@@ -304,6 +304,21 @@ def test_a_run_with_another_seed_is_shown_as_a_departure_from_the_protocol(tmp_p
         report.report(write(tmp_path, rows))
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("tiny", "tiny"), ("Qwen/Qwen3-1.7B", "Qwen/Qwen3-1.7B"), ("/a/b/qwen0.5b/", "qwen0.5b"), ("../m", "m")],
+)
+def test_a_model_in_a_folder_is_named_without_the_way_to_it(tmp_path, model, name):
+    write(tmp_path, [row | {"model": model} for row in make_rows("e1", n_texts=1)])
+    assert evidence.read(tmp_path)[0].model == name
+
+
+def test_a_run_that_has_not_finished_says_so(tmp_path):
+    write(tmp_path, make_rows("e1"))
+    (tmp_path / "manifest.json").write_text('{"finished": null}')
+    assert evidence.read(tmp_path)[0].missing == ["the end of the run; the same command resumes it"]
+
+
 def test_a_run_of_only_some_arms_is_shown_with_what_it_holds(tmp_path):
     for name in ("e0", "e1", "e2"):
         rows = [row for row in make_rows(name, n_texts=1) if row["arm"] in ("full", "none", "exact:8", "ffit/8")]
