@@ -32,6 +32,9 @@ class Hub:
     log: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
     tokens: list[str] = field(default_factory=list)
     cut_after: dict[str, list[int]] = field(default_factory=dict)  # file -> bytes at which its next answers end
+    push_after: dict[str, tuple[Repository, str]] = field(
+        default_factory=dict
+    )  # file -> main moves there once it is sent
     broken: bool = False  # every answer is HTTP 503
     url: str = ""
     cdn: str = ""  # the same server under another name: the library treats it as another host
@@ -109,6 +112,9 @@ def serve() -> Iterator[Hub]:
                 cuts = hub.cut_after.get(file)
                 end = cuts.pop(0) if cuts else len(content)
                 self.wfile.write(content[:end])
+                if file in hub.push_after:
+                    repository, commit = hub.push_after.pop(file)
+                    repository.refs["main"] = commit
                 if end < len(content):
                     self.wfile.flush()
                     self.connection.close()

@@ -265,6 +265,13 @@ def test_a_branch_is_followed_only_when_it_is_named(hub, tmp_path):
     assert [call["revision"] for call in run(env, "Qwen/moved", ("Qwen/moved", OLD))] == [NEW, OLD]
 
 
+def test_a_branch_that_moves_during_a_download_gives_one_commit_all_the_same(hub, tmp_path):
+    hub.push_after["config.json"] = (hub.repositories["Qwen/moved"], NEW)
+    [call] = run(environment(hub, tmp_path), "Qwen/moved")
+    assert call["revision"] == OLD
+    assert contents(call["folder"])["model.safetensors"] == FILES["model.safetensors"]
+
+
 def test_a_cache_without_refs_or_links_works(hub, tmp_path):
     env = environment(hub, tmp_path)
     [call] = run(env, "Qwen/one")
