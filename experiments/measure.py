@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,6 +102,7 @@ def measure(model: Model, subject: Subject, spec: str, protocol: Protocol) -> li
     for item, (fact, row) in enumerate(zip(subject.facts, rows, strict=True)):
         result = score(row.text, fact.number, subject.known_numbers)
         out.append({"kind": "question", "item": item, "gold": fact.number, "answer": row.text, **result})
+        out[-1]["value"] = {"question": fact.question.strip()}
     out[0]["seconds"] = asked - built  # of the whole batch: it is one computation
     out.append({"kind": "copy_nll", "nll": float(copy_nll.mean()), "seconds": scored - asked})
     out.append({"kind": "new_nll", "nll": float(new_nll.mean())})
@@ -137,5 +137,3 @@ def watch(seen: dict[int, np.ndarray], attend: Attend) -> Attend:
         return attend(layer, q_HTD, k_KTD, v_KTD)
 
     return watching
-
-

@@ -66,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
 
     model = load(args.model, revision=args.revision, kernels=args.kernels)
     weights_sha256 = model.weights.sha256()
-    identity = {"model": args.model, "weights_sha256": weights_sha256}
+    name = args.model if model.revision or args.model == "tiny" else model.folder.resolve().name  # no private paths
+    identity = {"model": name, "weights_sha256": weights_sha256}
     with opened(folder) as store:
         done = {protocol.name: frozenset(store.open_rows(protocol.name)) for protocol in chosen}
         plan = Plan(args.model, model.revision, args.kernels, tuple(chosen), own, identity, done)
@@ -127,7 +128,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--seed", type=int, help="another seed than the protocol's")
     top.add_argument("--text-file", help="your own text (UTF-8) instead of ours")
     top.add_argument("--question-file", help="questions to it, each with a tab and the number that is right")
-    top.add_argument("--jobs", type=int, default=1, help="texts at a time, in processes that share the cores (default: 1)")
+    top.add_argument(
+        "--jobs", type=int, default=1, help="texts at a time, in processes that share the cores (default: 1)"
+    )
     top.add_argument("--kernels", default="auto", choices=["auto", "numba", "numpy"], help="default: auto (numba)")
     return top
 
@@ -275,4 +278,3 @@ def thread_count(jobs: int) -> int:
     """Threads of each of `jobs` processes."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, available // jobs)
-

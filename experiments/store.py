@@ -51,7 +51,7 @@ class Store:
             if len(whole) < len(data):
                 with path.open("r+b") as file:
                     file.truncate(len(whole))
-            found = {key(json.loads(line)) for line in whole.decode("utf-8").splitlines()}
+            found = {key(json.loads(line)) for line in whole.decode("utf-8").split("\n")[:-1]}
         self.done[experiment] = found
         return found
 
@@ -74,12 +74,12 @@ class Store:
         if path.exists():
             before = json.loads(path.read_text(encoding="utf-8"))
             for name in IDENTITY:
-                was, now = before.get(name), manifest.get(name)
+                was, is_now = before[name], manifest[name]
                 if name == "protocols":  # another experiment may join; one that is there must be the same
-                    was = {e: sha for e, sha in was.items() if e in now}
-                    now = {e: sha for e, sha in now.items() if e in was}
-                if was != now:
-                    raise UserError(f"{self.folder} holds a run with {name} {was}, this one has {now}: choose --out")
+                    was = {e: sha for e, sha in was.items() if e in is_now}
+                    is_now = {e: sha for e, sha in is_now.items() if e in was}
+                if was != is_now:
+                    raise UserError(f"{self.folder} holds a run with {name} {was}, this one has {is_now}: choose --out")
             manifest = manifest | {
                 "protocols": before["protocols"] | manifest["protocols"],
                 "started": before["started"],

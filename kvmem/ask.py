@@ -9,7 +9,7 @@ import numpy as np
 from kvmem.memory import Memory, attend
 from npqwen.attention import KVCache, merge
 from npqwen.errors import UserError
-from npqwen.generate import Options, Row, end_ids, new_rows, run
+from npqwen.generation import Options, Row, end_ids, new_rows, run
 from npqwen.model import Attend, Model, check_ids, prefill, unembed
 
 
@@ -23,7 +23,9 @@ def ask(
     """
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise UserError(f"{model.source}: answers in text need a tokenizer, and the folder has none; ask_rows takes ids")
+        raise UserError(
+            f"{model.source}: answers in text need a tokenizer, and the folder has none; ask_rows takes ids"
+        )
     ids = [tokenizer.encode_plain(q) if isinstance(q, str) else q for q in questions]
     return [row.text for row in ask_rows(model, memory, ids, max_new_tokens)]
 

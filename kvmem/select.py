@@ -6,7 +6,6 @@ with it. Every query of every query head chooses for itself; ties go to the lowe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

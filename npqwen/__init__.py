@@ -5,8 +5,22 @@ K kv heads, G query heads per kv head, D head_dim, F mlp width, V vocabulary, B 
 in kvmem also C centroids, R rank, P pages.
 """
 
-from npqwen.errors import UserError
-from npqwen.generate import generate, generate_batch
-from npqwen.model import Model, load, logits
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npqwen.errors import UserError
+    from npqwen.generation import generate, generate_batch
+    from npqwen.model import Model, load, logits
 
 __all__ = ["Model", "UserError", "generate", "generate_batch", "load", "logits"]
+
+_HOME = {"UserError": "errors", "generate": "generation", "generate_batch": "generation"}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported on first use: who only reads rows or asks for help loads no model code."""
+    if name not in __all__:
+        raise AttributeError(f"module 'npqwen' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"npqwen.{_HOME.get(name, 'model')}"), name)

@@ -113,7 +113,9 @@ class KVCache:
     position `first_position`. Use: positions = cache.append(counts_B), then forward(..., attend=cache.attend).
     """
 
-    def __init__(self, config: Config, capacity_B: Sequence[int], attend: Callable[..., State], first_position: int = 0):
+    def __init__(
+        self, config: Config, capacity_B: Sequence[int], attend: Callable[..., State], first_position: int = 0
+    ):
         self.start_B = np.concatenate([[0], np.cumsum(capacity_B, dtype=np.int64)])
         self.length_B = np.zeros(len(capacity_B), np.int64)
         self.first_position = first_position

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from npqwen.errors import UserError
 
 if TYPE_CHECKING:
-    from npqwen.generate import Options, Row
+    from npqwen.generation import Options, Row
     from npqwen.model import Model
 
 MODEL_HELP = "'tiny' (ships inside the package), a checkpoint folder, or a hub id such as Qwen/Qwen3-0.6B"
@@ -114,12 +114,14 @@ def _add_sampling(command: argparse.ArgumentParser, max_new_tokens: int) -> None
     command.add_argument("--top-p", type=float, help="keep the most likely tokens that reach this probability")
     command.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1 avoids tokens seen before")
     command.add_argument("--seed", type=int, help="for the same text again; drawn and printed if not given")
-    command.add_argument("--stop", action="append", default=[], help="end before this text (may be given several times)")
+    command.add_argument(
+        "--stop", action="append", default=[], help="end before this text (may be given several times)"
+    )
     command.add_argument("--stats", action="store_true", help="print times and the reason for the end on stderr")
 
 
 def _options(args: argparse.Namespace, defaults: dict[str, float]) -> Options:
-    from npqwen.generate import Options
+    from npqwen.generation import Options
 
     def pick(name: str, fallback: float) -> float:
         given = getattr(args, name)
@@ -138,7 +140,7 @@ def _options(args: argparse.Namespace, defaults: dict[str, float]) -> Options:
 
 def run_generate(args: argparse.Namespace) -> None:
     from npqwen import load
-    from npqwen.generate import new_rows
+    from npqwen.generation import new_rows
     from npqwen.tokenizer import no_tokenizer
 
     prompt = sys.stdin.read() if args.prompt in (None, "-") else args.prompt
@@ -152,7 +154,7 @@ def run_generate(args: argparse.Namespace) -> None:
 
 def _write(model: Model, rows: list[Row], options: Options, args: argparse.Namespace) -> None:
     """Streams one row to standard output, and what it was made with to stderr."""
-    from npqwen.generate import stream
+    from npqwen.generation import stream
 
     start = time.perf_counter()
     first = None
@@ -181,7 +183,7 @@ def _write(model: Model, rows: list[Row], options: Options, args: argparse.Names
 def run_chat(args: argparse.Namespace) -> None:
     from npqwen import load
     from npqwen.chat import encode_chat, split_thinking
-    from npqwen.generate import new_rows
+    from npqwen.generation import new_rows
     from npqwen.tokenizer import no_tokenizer
 
     model = load(args.model, revision=args.revision, kernels=args.kernels)
@@ -222,7 +224,8 @@ def run_info(args: argparse.Namespace) -> None:
     lines = {
         "model": f"{c.model_type}, {model.folder}" + (f" at {model.revision}" if model.revision else ""),
         "weights": f"{w.nbytes / 1e6:,.1f} MB, {bf16}, {len(w.files)} file{'s' * (len(w.files) > 1)}",
-        "layers": f"{c.n_layers}" + (f", {sum(x is not None for x in c.windows)} sliding over {windows}" if windows else ""),
+        "layers": f"{c.n_layers}"
+        + (f", {sum(x is not None for x in c.windows)} sliding over {windows}" if windows else ""),
         "hidden": f"{c.hidden}, mlp {c.mlp_width}, vocabulary {c.vocab_size}, {'tied' if c.tied else 'untied'}",
         "attention": f"{c.n_heads} query heads, {c.n_kv_heads} kv heads, head_dim {c.head_dim}",
         "positions": f"{c.max_position}, {c.rope.rope_type} RoPE, theta {c.rope.theta:g}",

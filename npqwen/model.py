@@ -89,9 +89,7 @@ def load(source: str | Path, *, revision: str | None = None, kernels: str = "aut
     if not eos_ids and tokenizer is not None:
         eos_ids = tuple(tokenizer.eos_ids)
     sampling = {key: generation[key] for key in ("temperature", "top_k", "top_p") if generation.get(key) is not None}
-    return Model(
-        checkpoint.source, checkpoint.revision, config, weights, ops, tokenizer, eos_ids, sampling, folder
-    )
+    return Model(checkpoint.source, checkpoint.revision, config, weights, ops, tokenizer, eos_ids, sampling, folder)
 
 
 def choose_ops(kernels: str) -> Ops:

@@ -185,7 +185,9 @@ def read_safetensors(path: Path) -> dict[str, tuple[str, np.ndarray]]:
         head = file.read(64)
     length = int.from_bytes(head[:8], "little")
     if head.startswith(b"version https://git-lfs"):
-        raise UserError(f"{path}: a git-lfs pointer of {size} bytes, not the weights; fetch the file itself (git lfs pull)")
+        raise UserError(
+            f"{path}: a git-lfs pointer of {size} bytes, not the weights; fetch the file itself (git lfs pull)"
+        )
     if size < 8 or length > size - 8:
         found = "an HTML page" if head.lstrip()[:1] == b"<" else "a partial download or not safetensors"
         raise UserError(f"{path}: {size} bytes, but its header asks for {8 + length}: looks like {found}")
@@ -228,7 +230,9 @@ def _read_folder(folder: Path) -> tuple[dict[str, tuple[str, np.ndarray]], tuple
         _warn_strays(folder, set(found) - set(paths))
         return read_safetensors(paths[0]), (paths[0],)
 
-    mapping = read_json(index).get("weight_map", {})
+    mapping = read_json(index).get("weight_map")
+    if not isinstance(mapping, dict) or not all(isinstance(f, str) and f == Path(f).name for f in mapping.values()):
+        raise UserError(f"{index}: no weight_map from tensor names to files of this folder")
     paths = [folder / name for name in sorted(set(mapping.values()))]
     if absent := [path.name for path in paths if not path.exists()]:
         lost = sorted(name for name, shard in mapping.items() if shard in absent)

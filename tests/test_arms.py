@@ -81,7 +81,15 @@ def test_answers_are_states_of_the_right_shape_and_finite(spec, model, reading, 
 
 @pytest.mark.parametrize(
     "spec",
-    ["full", "recent/1", "random/1", f"exact:{N - 4}", f"sign:{N - 4}", f"lowrank4:{N - 4}", f"lowrank8:{N - 4}:{N - 4}"]
+    [
+        "full",
+        "recent/1",
+        "random/1",
+        f"exact:{N - 4}",
+        f"sign:{N - 4}",
+        f"lowrank4:{N - 4}",
+        f"lowrank8:{N - 4}:{N - 4}",
+    ]
     + [f"random:{N - 4}", "quest8:19", f"exact:{N - 4}+centroid/4", f"sign:{N - 4}+centroid/2"],
 )
 def test_all_records_are_exact_attention(spec, model, reading, future):
@@ -133,7 +141,10 @@ def test_no_selected_record_leaves_the_function_alone(function, model, reading, 
 
 
 def test_remaining_mass_stays_in_log_space():
-    function, records = np.array([700, -700, 5, -np.inf, 5], np.float32), np.array([699, -701, 5, 3, -np.inf], np.float32)
+    function, records = (
+        np.array([700, -700, 5, -np.inf, 5], np.float32),
+        np.array([699, -701, 5, 3, -np.inf], np.float32),
+    )
     with np.errstate(all="raise", under="ignore"):
         got = remaining(function, records)
     want = np.log(1 - np.exp(-1))
@@ -197,7 +208,9 @@ def test_questions_do_not_see_each_other(spec, model, reading):
     memory = kvmem.build(spec, reading)
     alone = [ask_rows(model, memory, [q], 5)[0].ids for q in QUESTIONS]
     for order in ([0, 1, 2], [2, 0, 1]):
-        assert [row.ids for row in ask_rows(model, memory, [QUESTIONS[i] for i in order], 5)] == [alone[i] for i in order]
+        assert [row.ids for row in ask_rows(model, memory, [QUESTIONS[i] for i in order], 5)] == [
+            alone[i] for i in order
+        ]
 
 
 @pytest.mark.parametrize("spec", ["full", "ffit/4", "sign:8+ffit/4", "lowrank4:24:8"])
@@ -219,7 +232,9 @@ def test_full_is_plain_attention_in_logits_answers_and_likelihood(model, reading
         loss = kvmem.nll(model, memory, question)
         assert loss.shape == (len(question) - 1,)
         assert loss.dtype == np.float32
-        log_p = want - np.log(np.exp(want - want.max(1, keepdims=True)).sum(1, keepdims=True)) - want.max(1, keepdims=True)
+        log_p = (
+            want - np.log(np.exp(want - want.max(1, keepdims=True)).sum(1, keepdims=True)) - want.max(1, keepdims=True)
+        )
         np.testing.assert_allclose(loss, [-log_p[i, token] for i, token in enumerate(question[1:])], rtol=0, atol=1e-4)
         answer = list(npqwen.generate(model, [*reading.ids, *question], 6))
         assert ask_rows(model, memory, [question], 6)[0].ids == answer
@@ -266,7 +281,11 @@ def test_a_fit_sees_nothing_after_the_text(model, reading, future):
         np.testing.assert_allclose(longer.k[layer][:, :N], reading.k[layer], atol=1e-5)
         np.testing.assert_allclose(longer.q[layer][:, :N], reading.q[layer], atol=1e-5)
     poisoned = kvmem.Reading(
-        model, reading.ids, tuple(k[:, :N] for k in longer.k), tuple(v[:, :N] for v in longer.v), tuple(q[:, :N] for q in longer.q)
+        model,
+        reading.ids,
+        tuple(k[:, :N] for k in longer.k),
+        tuple(v[:, :N] for v in longer.v),
+        tuple(q[:, :N] for q in longer.q),
     )
     for spec in ("ffit/4", "frand/4", "centroid/4", "lowrank4:24:8"):
         assert_same(states(kvmem.build(spec, poisoned), future), states(kvmem.build(spec, reading), future), atol=2e-3)
@@ -294,7 +313,10 @@ def test_the_reading_keeps_queries_before_rotation(tmp_path):
         ("fulll", "arm 'fulll' is unknown; here one of full, none, recent/f"),
         ("ffit", "arm 'ffit' is unknown"),
         ("ffit/0", "arm 'ffit/0' is unknown"),
-        ("sign:8+recent/4", r"'recent/4' in arm 'sign:8\+recent/4' is unknown; here one of centroid/f, ffit/f, frand/f"),
+        (
+            "sign:8+recent/4",
+            r"'recent/4' in arm 'sign:8\+recent/4' is unknown; here one of centroid/f, ffit/f, frand/f",
+        ),
         ("ffit/8+sign:8", "'ffit/8' in arm"),
         ("sign:147", r"sign:147: 147 records asked for, the text has 146"),
         ("lowrank9:8", "lowrank9:8: rank 9 exceeds head_dim 8"),

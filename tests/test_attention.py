@@ -1,5 +1,7 @@
 """States and their merge, masks as ranges, and who reads which kv head."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -98,7 +100,7 @@ def test_merging_the_states_of_any_partition_gives_the_whole():
     for _ in range(20):
         cuts = np.sort(rng.integers(0, 24, 4))  # parts may be empty
         bounds = [0, *cuts, 23]
-        parts = [attend(q, k[:, a:b], v[:, a:b], scale=0.7) for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts = [attend(q, k[:, a:b], v[:, a:b], scale=0.7) for a, b in pairwise(bounds)]
         rng.shuffle(parts)
         merged = parts[0]
         for part in parts[1:]:
@@ -120,7 +122,9 @@ def test_the_empty_state_is_the_identity_of_merge_and_lse_is_natural():
     assert zero.lse[0, 0, 0] == pytest.approx(np.log(11), abs=1e-6)
 
 
-@pytest.mark.parametrize(("H", "K", "want"), [(4, 2, [0, 0, 1, 1]), (6, 2, [0, 0, 0, 1, 1, 1]), (6, 3, [0, 0, 1, 1, 2, 2])])
+@pytest.mark.parametrize(
+    ("H", "K", "want"), [(4, 2, [0, 0, 1, 1]), (6, 2, [0, 0, 0, 1, 1, 1]), (6, 3, [0, 0, 1, 1, 2, 2])]
+)
 def test_neighbouring_query_heads_share_a_kv_head(H, K, want):
     v = np.broadcast_to(np.arange(K, dtype=np.float32)[:, None, None], (K, 3, 2))
     q = grouped(rng.standard_normal((H, 1, 2)).astype(np.float32), K)

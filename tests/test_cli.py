@@ -39,7 +39,9 @@ def test_generate_prints_the_continuation_and_nothing_else(folder):
 def test_the_prompt_may_come_from_standard_input_and_is_not_stripped(folder):
     want = text_of(npqwen.load(folder, kernels="numpy"), "Hi \n", 10)
     for words in ([], ["-"]):
-        done = npqwen_command("generate", *words, "--model", folder, "--kernels", "numpy", "--max-new-tokens", 10, stdin="Hi \n")
+        done = npqwen_command(
+            "generate", *words, "--model", folder, "--kernels", "numpy", "--max-new-tokens", 10, stdin="Hi \n"
+        )
         assert done.stdout.decode() == want + "\n"
 
 
@@ -52,7 +54,19 @@ def test_the_locale_changes_neither_ids_nor_output(folder):
 
 
 def test_a_sampled_text_comes_with_the_seed_that_repeats_it(folder):
-    words = ["generate", "--model", folder, "--kernels", "numpy", "--max-new-tokens", 12, "--temperature", 1.5, "--ids", "Hi"]
+    words = [
+        "generate",
+        "--model",
+        folder,
+        "--kernels",
+        "numpy",
+        "--max-new-tokens",
+        12,
+        "--temperature",
+        1.5,
+        "--ids",
+        "Hi",
+    ]
     first = npqwen_command(*words)
     seed = first.stderr.decode().split()[-1]
     assert first.stderr.decode() == f"npqwen: seed {seed}\n"

@@ -109,7 +109,10 @@ def test_the_dtype_key_under_either_name_changes_nothing(dtype_key):
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "original_max_position_embeddings is None"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "per layer type"),
-        ({"partial": ..., "rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            {"partial": ..., "rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
         ({"num_attention_heads": 5}, "5 query heads cannot share 2"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"head_dim": 8.0}, "head_dim is 8.0"),

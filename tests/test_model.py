@@ -171,7 +171,9 @@ def test_a_prefill_does_not_compute_logits_of_the_whole_prompt(tmp_path):
 
 def test_importing_is_quick_and_never_brings_torch():
     code = "import sys, time; t = time.perf_counter(); import npqwen, kvmem; s = time.perf_counter() - t;"
-    code += "bad = {'torch', 'transformers', 'numba', 'huggingface_hub'} & set(sys.modules); print(s); assert not bad, bad"
+    code += (
+        "bad = {'torch', 'transformers', 'numba', 'huggingface_hub'} & set(sys.modules); print(s); assert not bad, bad"
+    )
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(3)]
     assert all(run.returncode == 0 for run in runs), runs[0].stderr
     assert min(float(run.stdout) for run in runs) < 1.0

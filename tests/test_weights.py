@@ -151,7 +151,7 @@ def test_shards_and_prefixes_give_the_same_logits(folder):
 def test_both_spellings_of_one_tensor_are_refused(folder):
     tensors = tensors_of(folder)
     save_file(tensors | {"norm.weight": tensors["model.norm.weight"]}, folder / "model.safetensors")
-    with pytest.raises(UserError, match="norm.weight is present twice"):
+    with pytest.raises(UserError, match=r"norm\.weight is present twice"):
         npqwen.load(folder, kernels="numpy")
 
 
@@ -169,7 +169,7 @@ def test_a_tensor_that_is_not_in_its_shard_is_named(folder):
     where = dict.fromkeys(tensors, "a.safetensors")
     shard(folder, tensors, where)
     save_file({n: a for n, a in tensors.items() if n != "model.norm.weight"}, folder / "a.safetensors")
-    with pytest.raises(UserError, match="index places here are missing: model.norm.weight"):
+    with pytest.raises(UserError, match=r"index places here are missing: model\.norm\.weight"):
         npqwen.load(folder, kernels="numpy")
 
 
@@ -178,7 +178,7 @@ def test_a_stray_file_beside_indexed_shards_is_not_merged(folder):
     tensors = tensors_of(folder)
     shard(folder, tensors, dict.fromkeys(tensors, "a.safetensors"))
     save_file({name: array * 0 for name, array in tensors.items()}, folder / "model.safetensors")
-    with pytest.warns(UserWarning, match="not read: model.safetensors"):
+    with pytest.warns(UserWarning, match=r"not read: model\.safetensors"):
         model = npqwen.load(folder, kernels="numpy")
     np.testing.assert_array_equal(npqwen.logits(model, IDS), want)
 
@@ -188,7 +188,9 @@ def test_two_files_without_an_index_are_refused(folder):
     (folder / "model.safetensors").unlink()
     save_file(tensors, folder / "a.safetensors")
     save_file(tensors, folder / "b.safetensors")
-    with pytest.raises(UserError, match=r"several \(a.safetensors, b.safetensors\) and no model.safetensors.index.json"):
+    with pytest.raises(
+        UserError, match=r"several \(a.safetensors, b.safetensors\) and no model.safetensors.index.json"
+    ):
         npqwen.load(folder, kernels="numpy")
 
 
@@ -207,7 +209,9 @@ def test_a_missing_tensor_and_a_wrong_shape_are_named_with_both_shapes(folder):
     config = json.loads((folder / "config.json").read_text())
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "head_dim"}))
-    with pytest.raises(UserError, match=r"q_proj.weight has shape \(32, 24\), config.json implies \(512, 24\) \(head_dim 128"):
+    with pytest.raises(
+        UserError, match=r"q_proj.weight has shape \(32, 24\), config.json implies \(512, 24\) \(head_dim 128"
+    ):
         npqwen.load(folder, kernels="numpy")
 
 

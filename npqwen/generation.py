@@ -225,7 +225,9 @@ class Writer:
                 self.row.finish = "length"
         if self.row.finish and self.decoder is not None:
             self.decoded += self.decoder.finish()
-        cut = min((at for s in self.options.stop if (at := self.decoded.find(s, len(self.row.text))) >= 0), default=None)
+        cut = min(
+            (at for s in self.options.stop if (at := self.decoded.find(s, len(self.row.text))) >= 0), default=None
+        )
         if cut is not None:
             self.row.finish, self.row.ended_by = "stop", None
             safe = cut
@@ -258,5 +260,3 @@ def end_ids(model: Model, eos: int | Iterable[int] | None) -> frozenset[int]:
 
 def as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-
-

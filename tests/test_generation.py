@@ -9,7 +9,7 @@ import toy
 
 import npqwen
 from npqwen.errors import UserError
-from npqwen.generate import Options, new_rows, penalise, sample, stream
+from npqwen.generation import Options, new_rows, penalise, sample, stream
 
 VOCAB = 260  # 256 bytes, <|end|> = 256, and three ids that no tokenizer knows
 
@@ -58,7 +58,9 @@ def folder_with(tmp_path, model, config_eos, generation_eos, tokenizer_eos):
     toy.add_tokenizer(folder)
     raw = json.loads((folder / "config.json").read_text()) | {"eos_token_id": config_eos}
     (folder / "config.json").write_text(json.dumps(raw))
-    (folder / "generation_config.json").write_text(json.dumps({} if generation_eos is ... else {"eos_token_id": generation_eos}))
+    (folder / "generation_config.json").write_text(
+        json.dumps({} if generation_eos is ... else {"eos_token_id": generation_eos})
+    )
     if tokenizer_eos:
         (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": tokenizer_eos}))
     return npqwen.load(folder, kernels="numpy")
@@ -75,7 +77,9 @@ def folder_with(tmp_path, model, config_eos, generation_eos, tokenizer_eos):
         (None, ..., None, ()),
     ],
 )
-def test_end_ids_come_from_generation_config_then_config_then_tokenizer(tmp_path, model, config, generation, tokenizer, want):
+def test_end_ids_come_from_generation_config_then_config_then_tokenizer(
+    tmp_path, model, config, generation, tokenizer, want
+):
     assert folder_with(tmp_path, model, config, generation, tokenizer).eos_ids == want
 
 
@@ -155,7 +159,9 @@ def test_rows_that_stop_at_different_steps_do_not_stop_each_other(model):
 
 def test_a_rows_sample_depends_on_its_seed_and_prompt_alone(model):
     prompts = {"a": [72, 105], "b": [1, 2, 3, 4, 5], "c": [9]}
-    alone = {n: npqwen.generate_batch(model, [p], 10, temperature=1.0, seed=7, eos=[])[0].ids for n, p in prompts.items()}
+    alone = {
+        n: npqwen.generate_batch(model, [p], 10, temperature=1.0, seed=7, eos=[])[0].ids for n, p in prompts.items()
+    }
     for order in ("abc", "cab", "bca", "cb"):
         batch = npqwen.generate_batch(model, [prompts[n] for n in order], 10, temperature=1.0, seed=7, eos=[])
         assert [row.ids for row in batch] == [alone[n] for n in order]
@@ -196,7 +202,9 @@ def test_a_repetition_penalty_pushes_every_seen_id_down():
 def test_a_penalised_row_equals_its_solo_run(model):
     prompts = [[72, 105], [1, 2, 3, 4, 5]]
     batch = npqwen.generate_batch(model, prompts, 10, repetition_penalty=1.5, eos=[])
-    assert [row.ids for row in batch] == [list(npqwen.generate(model, p, 10, repetition_penalty=1.5, eos=[])) for p in prompts]
+    assert [row.ids for row in batch] == [
+        list(npqwen.generate(model, p, 10, repetition_penalty=1.5, eos=[])) for p in prompts
+    ]
 
 
 @pytest.mark.parametrize(("prompt", "new", "fits"), [(16, 1, True), (15, 2, True), (17, 1, False), (16, 2, False)])
