@@ -165,6 +165,10 @@ class Stage:
     n_text: int  # tokens of text with its facts; the rest of a row are questions and copies
     easy: float  # share of the easy templates
     first_digit: float  # its weight: the first digit decides which fact is meant
+    copies: float = 0.35  # share of rows with a copy before the questions
+    n_copy: int = 128  # its greatest length
+    copy: float = 1.0  # weight of its tokens
+    soup: float = 0.1  # share of sentences without sense
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ class Row:
     weights: list[float]
 
 
-DIGIT_WEIGHT, COPY_WEIGHT, REST_WEIGHT = 4.0, 1.0, 0.3
+DIGIT_WEIGHT, REST_WEIGHT = 4.0, 0.3
 
 
 class Source:
@@ -230,7 +234,7 @@ class Source:
         pieces: list[list[int]] = []
         n_free = n_text - sum(map(len, facts))
         while n_free > 0 or not pieces:
-            if rng.random() < 0.1:
+            if rng.random() < stage.soup:
                 run = [self.soup(rng) for _ in range(3)]
             else:
                 paragraph = rng.choice(self.paragraph_ids)
@@ -252,11 +256,11 @@ class Source:
             start = rng.randint(1, max(1, n_read - n_span))
             span = ids[start : min(start + n_span, n_read)]
             ids.extend(span)
-            weights.extend([0.0] + [COPY_WEIGHT] * (len(span) - 1))
+            weights.extend([0.0] + [stage.copy] * (len(span) - 1))
 
         rng.shuffle(pairs)
-        n_span = rng.randint(min(24, n_read // 2), min(128, n_read // 2))
-        if rng.random() < 0.35 and n_read + n_span < n - 30:
+        n_span = rng.randint(min(24, n_read // 2), min(stage.n_copy, n_read // 2))
+        if rng.random() < stage.copies and n_read + n_span < n - 30:
             copy(n_span)
         for name, number in pairs:
             tail = self.encode(QUESTION.format(self.fill(rng, one_of(EASY_QUESTIONS, QUESTIONS), name)))

@@ -27,7 +27,20 @@ STAGES = (
     Stage(end=1600, n_rows=16, n=256, n_facts=5, n_text=140, easy=0.5, first_digit=8.0),
     Stage(end=2000, n_rows=10, n=512, n_facts=10, n_text=320, easy=0.3, first_digit=8.0),
     Stage(end=2400, n_rows=6, n=1024, n_facts=20, n_text=680, easy=0.2, first_digit=8.0),
-    Stage(end=3000, n_rows=3, n=2304, n_facts=20, n_text=1900, easy=0.1, first_digit=8.0),
+    Stage(end=3000, n_rows=3, n=2304, n_facts=20, n_text=1900, easy=0.1, first_digit=8.0, copies=0.8, n_copy=192),
+    Stage(
+        end=3350,
+        n_rows=3,
+        n=2304,
+        n_facts=20,
+        n_text=1900,
+        easy=0.1,
+        first_digit=8.0,
+        copies=1.0,
+        n_copy=192,
+        copy=4.0,
+        soup=0.3,
+    ),
 )
 SEGMENT_STEPS, WARM_UP, LAST_STEP = 500, 100, STAGES[-1].end
 LEARNING_RATE = 0.01
