@@ -36,13 +36,13 @@ def attend_chosen(
 
 
 def _run(rows: Callable[..., None], parallel: Callable[..., None], *arrays: Any) -> None:
-    """One kernel at a time; `parallel` gives each worker an equal run of rows, one worker takes them all itself."""
+    """One kernel at a time; `parallel` gives each worker an equal run of rows. One thread runs the same compiled code
+    as two, so that no bit differs; only the child of a fork, which has no threads, takes all rows by itself."""
     with threads.lock:
-        workers = threads.workers()
-        if workers == 1:
+        if threads.forked():
             rows(0, 1, *arrays)
         else:
-            parallel(workers, *arrays)
+            parallel(threads.workers(), *arrays)
 
 
 @jit()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from kvmem.reading import Reading, Region, Settings
 from npqwen.attention import State, grouped, merge
@@ -83,7 +84,8 @@ def build(arm: str | Arm, reading: Reading, seed: int = 0, settings: Settings | 
         raise UserError(f"{len(reading)} tokens and {settings.n_sinks} sinks leave no record for {arm}")
     arm.check(n_records, reading.model.config.head_dim)
     regions = (Region(reading, layer, seed, settings) for layer in range(reading.model.config.n_layers))
-    return Memory(arm, reading, settings, tuple(arm.build(region) for region in regions))
+    with threadpool_limits(1, user_api="blas"):  # BLAS sums in another order on another number of threads
+        return Memory(arm, reading, settings, tuple(arm.build(region) for region in regions))
 
 
 def attend(memory: Memory, layer: int, q: np.ndarray) -> State:

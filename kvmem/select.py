@@ -59,8 +59,8 @@ class Exact:
         check_count(self, self.k, n_records)
 
     def build(self, region: Region) -> Selected:
-        ops, k_KMD = ops_for(region), region.k_KMD
-        return selected(region, lambda head, q_RD: ops.top(q_RD @ k_KMD[head].T, self.k), index_bytes=0)
+        ops, linear, k_KMD = ops_for(region), region.linear, region.k_KMD
+        return selected(region, lambda head, q_RD: ops.top(linear(q_RD, k_KMD[head]), self.k), index_bytes=0)
 
     def reads(self, n_records: int, head_dim: int) -> float:
         return 1 / 2 + self.k / (2 * n_records)
@@ -79,10 +79,10 @@ class Sign:
         check_count(self, self.k, n_records)
 
     def build(self, region: Region) -> Selected:
-        ops = ops_for(region)
+        ops, linear = ops_for(region), region.linear
         sign_KMD = np.where(region.k_KMD < 0, np.float32(-1), np.float32(1))
         packed_bytes = sign_KMD.size // 8
-        return selected(region, lambda head, q_RD: ops.top(q_RD @ sign_KMD[head].T, self.k), packed_bytes)
+        return selected(region, lambda head, q_RD: ops.top(linear(q_RD, sign_KMD[head]), self.k), packed_bytes)
 
     def reads(self, n_records: int, head_dim: int) -> float:
         return 1 / (2 * 32) + self.k / n_records
@@ -111,17 +111,18 @@ class LowRank:
         check_count(self, max(self.k, self.shortlist), n_records)
 
     def build(self, region: Region) -> Selected:
-        ops, k_KMD = ops_for(region), region.k_KMD
+        ops, linear, k_KMD = ops_for(region), region.linear, region.k_KMD
         p_KDR = principal(region)[:, :, : self.r]
-        short_KMR = k_KMD @ p_KDR
+        p_KRD = np.ascontiguousarray(p_KDR.swapaxes(1, 2))
+        short_KMR = np.stack([linear(k_MD, p_RD) for k_MD, p_RD in zip(k_KMD, p_KRD, strict=True)])
 
         def choose(head: int, q_RD: np.ndarray) -> np.ndarray:
-            rough_RM = (q_RD @ p_KDR[head]) @ short_KMR[head].T
+            rough_RM = linear(linear(q_RD, p_KRD[head]), short_KMR[head])
             if not self.shortlist:
                 return ops.top(rough_RM, self.k)
             return ops.recheck(q_RD, k_KMD[head], ops.top(rough_RM, self.shortlist), self.k)
 
-        return selected(region, choose, p_KDR.nbytes + short_KMR.nbytes)
+        return selected(region, choose, p_KRD.nbytes + short_KMR.nbytes)
 
     def reads(self, n_records: int, head_dim: int) -> float:
         recheck = self.shortlist / (2 * n_records)
@@ -148,7 +149,7 @@ class Quest:
             raise UserError(f"{self}: {n_records} records make {available} pages of {self.page}, not {self.n_pages}")
 
     def build(self, region: Region) -> Selected:
-        ops, k_KMD = ops_for(region), region.k_KMD
+        ops, linear, k_KMD = ops_for(region), region.linear, region.k_KMD
         m = region.n_records
         starts = np.arange(0, m, self.page)
         low_KPD = np.minimum.reduceat(k_KMD, starts, axis=1)
@@ -156,7 +157,7 @@ class Quest:
 
         def choose(head: int, q_RD: np.ndarray) -> np.ndarray:
             positive = np.maximum(q_RD, np.float32(0))
-            bound_RP = positive @ high_KPD[head].T + (q_RD - positive) @ low_KPD[head].T
+            bound_RP = linear(positive, high_KPD[head]) + linear(q_RD - positive, low_KPD[head])
             best_RP = ops.top(bound_RP, self.n_pages)
             records = (best_RP[:, :, None] * self.page + np.arange(self.page)).reshape(len(q_RD), -1)
             return np.where(records < m, records, -1)  # -1: no record, the end of a short page
