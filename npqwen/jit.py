@@ -35,7 +35,7 @@ _FOLDER = _cache_folder()
 def jit(*signature: Any, parallel: bool = False, exact: bool = False) -> Any:
     """numba.njit with a cache. exact: no reordering of float operations at all."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": _FOLDER is not None}
-    options["fastmath"] = set() if exact else FASTMATH
+    options["fastmath"] = {"contract"} if exact else FASTMATH
     if parallel:
         options["parallel"] = True
 

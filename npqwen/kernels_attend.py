@@ -20,15 +20,32 @@ from npqwen import threads
 from npqwen.attention import State
 from npqwen.jit import jit
 from npqwen.kernels_exp import exp
-from npqwen.kernels_simd import DOT_COLS, DOT_ROWS, LANES, SUM_ROWS, SUM_VECTORS, dot_row, dot_tile, sum_tile, take
+from npqwen.kernels_simd import (
+    DOT_COLS,
+    DOT_ROWS,
+    LANES,
+    SUM_ROWS,
+    SUM_VECTORS,
+    TILE_K,
+    dot_row,
+    dot_tile,
+    prefetch,
+    sum_tile,
+    take,
+    transpose_tile,
+)
 from npqwen.scratch import scratch
 
 TILE = 64  # query rows (tokens times heads of a group) that meet a block of keys together
-BLOCK_S = 64
+BLOCK_S = 128
 ITEMS = 32  # wanted at least, so that threads end together; chunks are not cut below MIN_CHUNK keys for it
 MIN_CHUNK = 256
-ROWS = min(DOT_COLS, SUM_ROWS)
+ROWS = min(DOT_COLS, SUM_ROWS)  # computed together
+ROWS_TRANSPOSED = (
+    4  # from so many on, transposing a block of keys first costs less than adding up lanes for every score
+)
 PAD = 16
+AHEAD = 32  # rows
 
 
 def attend(
@@ -69,7 +86,9 @@ def attend(
             lse_CTKG,
         )
         n = tokens * G
-        per_worker = -(-(n * (sum(_steps.py_func(D, D_v)[:2]) + 3) + ROWS * (BLOCK_S + PAD)) // 16) * 16
+        step_q, step_o, step_s, step_k = _steps.py_func(D, D_v)
+        per_worker = n * (step_q + step_o + 3) + step_k * BLOCK_S + ROWS * step_s + 16
+        per_worker = -(-per_worker // 16) * 16  # every worker's buffer starts on a cache line
         alone, parallel = _compiled()
         with threads.lock:
             workers = threads.workers()
@@ -112,11 +131,14 @@ def _attend(q, k, v, scale, span, log_weight, tokens, out, lse, buffer, counter)
     K, G, T, D = q.shape
     S, D_v = k.shape[1], v.shape[2]
     chunks, n_tiles = len(out), (T + tokens - 1) // tokens
-    step_q, step_o, step_s = _steps(D, D_v)
+    step_q, step_o, step_s, step_k = _steps(D, D_v)
     n = tokens * G
     queries, buffer = buffer[: n * step_q], buffer[n * step_q :]
     out_rows, buffer = buffer[: n * step_o], buffer[n * step_o :]
-    top, total, keep, scores = buffer[:n], buffer[n : 2 * n], buffer[2 * n : 3 * n], buffer[3 * n :]
+    keys, buffer = buffer[: step_k * BLOCK_S], buffer[step_k * BLOCK_S :]
+    scores, buffer = buffer[: ROWS * step_s], buffer[ROWS * step_s :]
+    ones, top, total, keep = buffer[:16], buffer[16 : 16 + n], buffer[16 + n : 16 + 2 * n], buffer[16 + 2 * n :]
+    ones[:] = 1
     while True:
         item: int = take(counter)
         if item >= K * n_tiles * chunks:
@@ -133,19 +155,33 @@ def _attend(q, k, v, scale, span, log_weight, tokens, out, lse, buffer, counter)
             top[r], total[r] = -np.inf, 0
         for s0 in range(lo, hi, BLOCK_S):
             s1 = min(s0 + BLOCK_S, hi)
-            r0 = 0
-            while r0 < rows:
-                r1, a, b = _rows_alike(span, t0, G, r0, rows, s0, s1)
-                if a < b:
-                    _score(k, head, a, b - a, queries, r0, r1, step_q, D, scores, step_s)
+            seen = 0
+            for t in range(t0, t1):
+                seen += G * (max(s0, span[t, 0]) < min(s1, span[t, 1]))
+            if seen == 0:
+                continue
+            transposed = seen >= ROWS_TRANSPOSED
+            if transposed:
+                _transpose(k, head, s0, s1, D, keys)
+            end = 0
+            while end < rows:
+                start = end
+                end, a, b = _rows_alike(span, t0, G, start, rows, s0, s1)
+                n = b - a
+                groups = (end - start + ROWS - 1) // ROWS if n > 0 else 0
+                for group in range(groups):
+                    r0, r1 = start + group * (end - start) // groups, start + (group + 1) * (end - start) // groups
+                    if transposed:
+                        _score_transposed(keys, a - s0, n, queries, r0, r1, step_q, D, scores, step_s, ones)
+                    else:
+                        _score(k, head, a, n, queries, r0, r1, step_q, D, scores, step_s)
                     for r in range(r0, r1):
                         at = (r - r0) * step_s
                         if log_weight.size:
-                            for i in range(b - a):
+                            for i in range(n):
                                 scores[at + i] += log_weight[head, a + i]
-                        keep[r] = _softmax_block(scores, at, b - a, top, total, r)
-                    _add_values(v, head, a, b - a, scores, step_s, out_rows, r0, r1, step_o, D_v, keep)
-                r0 = r1
+                        keep[r] = _softmax_block(scores, at, n, top, total, r)
+                    _add_values(v, head, a, n, scores, step_s, out_rows, r0, r1, step_o, D_v, keep)
         for r in range(rows):
             t, g = t0 + r // G, r % G
             if total[r] == 0:
@@ -164,9 +200,17 @@ def _attend_parallel(q, k, v, scale, span, log_weight, tokens, out, lse, buffers
 
 
 @jit()
+def _fetch(x, x0, row, rows, D):
+    """Asks for rows to come, in the order of memory: the tiles jump between rows, which the hardware cannot foresee."""
+    for i in range(rows):
+        for d in range(0, D, 16):
+            prefetch(x, x0 + (AHEAD + i) * row + d)
+
+
+@jit()
 def _steps(D, D_v):
-    """Distances between rows of queries, outputs and scores in a worker's buffer."""
-    return (D + 15) // 16 * 16 + PAD, (D_v + 15) // 16 * 16 + PAD, BLOCK_S + PAD
+    """Distances between rows of queries, outputs and scores in a worker's buffer, and of how many rows its keys are."""
+    return (D + 15) // 16 * 16 + PAD, (D_v + 15) // 16 * 16 + PAD, BLOCK_S + PAD, (D + TILE_K - 1) // TILE_K * TILE_K
 
 
 @jit()
@@ -183,10 +227,10 @@ def _chunk_of_keys(span, t0, t1, S, chunk, chunks):
 
 @jit()
 def _rows_alike(span, t0, G, r0, rows, s0, s1):
-    """The end of the rows from r0 on that see the same keys a <= s < b of this block, at most ROWS; a; b."""
+    """The end of the rows from r0 on that see the same keys a <= s < b of this block; a; b."""
     a, b = max(s0, span[t0 + r0 // G, 0]), min(s1, span[t0 + r0 // G, 1])
     r1 = r0 + 1
-    while r1 < min(rows, r0 + ROWS):
+    while r1 < rows:
         t = t0 + r1 // G
         if max(s0, span[t, 0]) != a or min(s1, span[t, 1]) != b:
             break
@@ -201,11 +245,36 @@ def _score(k, head, a, n, queries, r0, r1, step_q, D, scores, step_s):
     k0, q0 = head * (k.strides[0] // 4) + a * row, r0 * step_q
     i = 0
     while i + DOT_ROWS <= n:
+        _fetch(k, k0 + i * row, row, DOT_ROWS, D)
         dot_tile(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, step_s, False, r1 - r0)
         i += DOT_ROWS
     while i < n:
         dot_row(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, step_s, False, r1 - r0)
         i += 1
+
+
+@jit()
+def _transpose(k, head, s0, s1, D, keys):
+    """keys[d BLOCK_S + i] = k_{s0 + i}[d]."""
+    row = k.strides[1] // 4
+    k0 = head * (k.strides[0] // 4) + s0 * row
+    for i in range(0, s1 - s0, LANES):
+        _fetch(k, k0 + i * row, row, LANES, D)
+        for d in range(0, D, TILE_K):
+            at = k0 + i * row + d
+            transpose_tile(k, at, row, min(LANES, s1 - s0 - i), min(TILE_K, D - d), keys, d * BLOCK_S + i, BLOCK_S)
+
+
+@jit()
+def _score_transposed(keys, a, n, queries, r0, r1, step_q, D, scores, step_s, ones):
+    """scores[(r - r0) step_s + i] = q_r . k_i for the i-th key from the block's a-th on."""
+    i = 0
+    while i < n:
+        width = SUM_VECTORS * LANES if n - i >= SUM_VECTORS * LANES else min(LANES, n - i)
+        sum_tile(
+            queries, r0 * step_q, step_q, keys, a + i, BLOCK_S, D, scores, i, step_s, ones, 0, True, width, r1 - r0
+        )
+        i += width
 
 
 @jit()
@@ -241,8 +310,14 @@ def _add_values(v, head, a, n, scores, step_s, out_rows, r0, r1, step_o, D_v, ke
     v0 = head * (v.strides[0] // 4) + a * row
     d = 0
     while d < D_v:
-        width = SUM_VECTORS * LANES if D_v - d >= SUM_VECTORS * LANES else min(LANES, D_v - d)
-        sum_tile(scores, 0, step_s, v, v0 + d, row, n, out_rows, r0 * step_o + d, step_o, keep, r0, width, r1 - r0)
+        width = min(LANES, D_v - d)
+        if D_v - d >= 2 * SUM_VECTORS * LANES and r1 - r0 <= SUM_ROWS // 2:
+            width = 2 * SUM_VECTORS * LANES
+        elif D_v - d >= SUM_VECTORS * LANES:
+            width = SUM_VECTORS * LANES
+        sum_tile(
+            scores, 0, step_s, v, v0 + d, row, n, out_rows, r0 * step_o + d, step_o, keep, r0, False, width, r1 - r0
+        )
         d += width
 
 

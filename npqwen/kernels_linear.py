@@ -1,4 +1,4 @@
-"""x w^T for weights as stored: few tokens in one pass over the matrix, more with rows widened once for all of them."""
+"""x w^T for weights as stored: few tokens in one pass over the matrix, more against blocks of it, widened and transposed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ import numpy as np
 
 from npqwen import threads
 from npqwen.jit import jit
-from npqwen.kernels_simd import DOT_COLS, DOT_ROWS, dot_row, dot_tile, take, widen_row
+from npqwen.kernels_simd import (
+    DOT_COLS,
+    DOT_ROWS,
+    LANES,
+    SUM_ROWS,
+    SUM_VECTORS,
+    TILE_K,
+    dot_row,
+    dot_tile,
+    sum_tile,
+    take,
+    transpose_tile,
+)
 from npqwen.scratch import scratch
 
 ITEM_BYTES = 1 << 18  # of weights, for one turn of a worker in the one-pass kernel
-BLOCK_N = 32  # weight rows widened at a time
-BLOCK_T = 60  # tokens that meet the widened rows before the next ones: with BLOCK_K, what the L2 cache holds
-BLOCK_K = 1024
-PAD = 16  # rows whose distance is a power of two would all meet in the same few cache lines
+BLOCK_N = SUM_VECTORS * LANES  # weight rows transposed together
+BLOCK_K = 256  # and how many of their columns: the block stays in the innermost caches while all tokens pass
+BLOCK_T = 128  # tokens for which transposing a block again is cheap, if it takes that to give every thread work
 
 
 def linear(x_TE: np.ndarray, w_NE: np.ndarray) -> np.ndarray:
@@ -38,18 +49,15 @@ def linear(x_TE: np.ndarray, w_NE: np.ndarray) -> np.ndarray:
                 _few(x_TE, w_NE, out_TN, rows, counter)
             else:
                 _few_parallel(x_TE, w_NE, out_TN, rows, counter, workers)
-            return out_TN
-        n_blocks = -(-E // BLOCK_K)
-        block_K = -(-E // (n_blocks * 16)) * 16
-        x_packed = scratch("x", n_blocks * T * (block_K + PAD))
-        rows_packed = scratch("rows", workers * BLOCK_N * (block_K + PAD)).reshape(workers, -1)
-        if workers == 1:
-            _pack(x_TE, block_K, x_packed, counter)
-            _many(x_packed, w_NE, out_TN, block_K, rows_packed[0], np.zeros(1, np.int64))
         else:
-            _pack_parallel(x_TE, block_K, x_packed, counter, workers)
-            _many_parallel(x_packed, w_NE, out_TN, block_K, rows_packed, np.zeros(1, np.int64), workers)
-        return out_TN
+            block_K = -(-E // (-(-E // BLOCK_K) * TILE_K)) * TILE_K
+            t_blocks = max(1, min(T // BLOCK_T, 16 * BLOCK_N // N))
+            blocks = scratch("linear", workers * (block_K * BLOCK_N + 16)).reshape(workers, -1)
+            if workers == 1:
+                _many(x_TE, w_NE, out_TN, block_K, t_blocks, blocks[0], counter)
+            else:
+                _many_parallel(x_TE, w_NE, out_TN, block_K, t_blocks, blocks, counter, workers)
+    return out_TN
 
 
 def _as_compiled(w_NE: np.ndarray) -> np.ndarray:
@@ -81,66 +89,46 @@ def _few(x_TE, w_NE, out_TN, rows, counter):
             n += 1
 
 
-@jit()
-def _pack(x_TE, block_K, x_packed, counter):
-    """x cut into blocks of columns, each with its rows one after another and PAD apart."""
-    T, E = x_TE.shape
-    while True:
-        t0 = take(counter) * 16
-        if t0 >= T:
-            return
-        for t in range(t0, min(t0 + 16, T)):
-            for block in range(-(-E // block_K)):
-                k0 = block * block_K
-                widen_row(x_TE, t * E + k0, min(block_K, E - k0), x_packed, (block * T + t) * (block_K + PAD))
-
-
-@jit()
-def _many(x_packed, w_NE, out_TN, block_K, rows_packed, counter):
-    T, N = out_TN.shape
-    E = w_NE.shape[1]
-    step = block_K + PAD
-    groups = -(-T // DOT_COLS)  # of up to DOT_COLS tokens, as even as can be
-    groups_at_once = max(1, BLOCK_T // DOT_COLS)
-    while True:
-        n0 = take(counter) * BLOCK_N
-        if n0 >= N:
-            return
-        n1 = min(n0 + BLOCK_N, N)
-        for block in range(-(-E // block_K)):
-            k0 = block * block_K
-            width = min(block_K, E - k0)
-            for n in range(n0, n1):
-                widen_row(w_NE, n * E + k0, width, rows_packed, (n - n0) * step)
-            for g0 in range(0, groups, groups_at_once):
-                g1 = min(g0 + groups_at_once, groups)
-                n = n0
-                while n < n1:
-                    whole = n + DOT_ROWS <= n1
-                    for g in range(g0, g1):
-                        t0, t1 = g * T // groups, (g + 1) * T // groups
-                        x0, out0, add = (block * T + t0) * step, t0 * N + n, block > 0
-                        a0 = (n - n0) * step
-                        if whole:
-                            dot_tile(rows_packed, a0, step, x_packed, x0, step, width, out_TN, out0, N, add, t1 - t0)
-                        else:
-                            dot_row(rows_packed, a0, step, x_packed, x0, step, width, out_TN, out0, N, add, t1 - t0)
-                    n += DOT_ROWS if whole else 1
-
-
 @jit(parallel=True)
 def _few_parallel(x_TE, w_NE, out_TN, rows, counter, workers):
     for _ in numba.prange(workers):
         _few(x_TE, w_NE, out_TN, rows, counter)
 
 
+@jit()
+def _many(x_TE, w_NE, out_TN, block_K, t_blocks, buffer, counter):
+    T, E = x_TE.shape
+    N = len(w_NE)
+    block, ones = buffer[: block_K * BLOCK_N], buffer[block_K * BLOCK_N :]
+    ones[:] = 1
+    n_blocks = (N + BLOCK_N - 1) // BLOCK_N
+    while True:
+        item = take(counter)
+        if item >= n_blocks * t_blocks:
+            return
+        n0, t_block = item % n_blocks * BLOCK_N, item // n_blocks
+        n1 = min(n0 + BLOCK_N, N)
+        t_from, t_to = t_block * T // t_blocks, (t_block + 1) * T // t_blocks
+        groups = (t_to - t_from + SUM_ROWS - 1) // SUM_ROWS  # of tokens, as even as can be
+        for k0 in range(0, E, block_K):
+            k1 = min(k0 + block_K, E)
+            for n in range(n0, n1, LANES):
+                for k in range(k0, k1, TILE_K):
+                    at = (k - k0) * BLOCK_N + n - n0
+                    transpose_tile(w_NE, n * E + k, E, min(LANES, n1 - n), min(TILE_K, k1 - k), block, at, BLOCK_N)
+            for group in range(groups):
+                t0 = t_from + group * (t_to - t_from) // groups
+                rows = t_from + (group + 1) * (t_to - t_from) // groups - t0
+                x0, first = t0 * E + k0, k0 == 0
+                n = n0
+                while n < n1:
+                    width = BLOCK_N if n1 - n >= BLOCK_N else min(LANES, n1 - n)
+                    out0 = t0 * N + n
+                    sum_tile(x_TE, x0, E, block, n - n0, BLOCK_N, k1 - k0, out_TN, out0, N, ones, 0, first, width, rows)
+                    n += width
+
+
 @jit(parallel=True)
-def _many_parallel(x_packed, w_NE, out_TN, block_K, rows_packed, counter, workers):
+def _many_parallel(x_TE, w_NE, out_TN, block_K, t_blocks, buffers, counter, workers):
     for i in numba.prange(workers):
-        _many(x_packed, w_NE, out_TN, block_K, rows_packed[i], counter)
-
-
-@jit(parallel=True)
-def _pack_parallel(x_TE, block_K, x_packed, counter, workers):
-    for _ in numba.prange(workers):
-        _pack(x_TE, block_K, x_packed, counter)
+        _many(x_TE, w_NE, out_TN, block_K, t_blocks, buffers[i], counter)

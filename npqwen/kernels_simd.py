@@ -14,6 +14,7 @@ from numba.core import cgutils
 # The widest vector the machine has, and as many sums as fit its 32 registers (16 without AVX-512) beside the operands.
 WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 LANES = 16 if WIDE else 8
+TILE_K = 2 * LANES
 DOT_ROWS, DOT_COLS = (4, 6) if WIDE else (2, 4)
 SUM_ROWS, SUM_VECTORS = (6, 4) if WIDE else (3, 4)
 
@@ -33,12 +34,12 @@ def _data(context, builder, array_type, array):
     return context.make_array(array_type)(context, builder, array).data
 
 
-def _mask(builder, count):
+def _mask(builder, count, lanes=LANES):
     """Lanes 0 .. count-1."""
-    lanes = ir.Constant(ir.VectorType(_I32, LANES), [ir.Constant(_I32, i) for i in range(LANES)])
-    limit = builder.insert_element(ir.Constant(lanes.type, None), builder.trunc(count, _I32), _I32(0))
-    zeros = ir.Constant(ir.VectorType(_I32, LANES), None)
-    return builder.icmp_signed("<", lanes, builder.shuffle_vector(limit, limit, zeros))
+    index = ir.Constant(ir.VectorType(_I32, lanes), [ir.Constant(_I32, i) for i in range(lanes)])
+    limit = builder.insert_element(ir.Constant(index.type, None), builder.trunc(count, _I32), _I32(0))
+    zeros = ir.Constant(index.type, None)
+    return builder.icmp_signed("<", index, builder.shuffle_vector(limit, limit, zeros))
 
 
 @intrinsic
@@ -52,21 +53,37 @@ def take(_context, counter):
     return types.int64(counter), codegen
 
 
-def _load(builder, dtype, data, offset, mask=None):
-    """LANES values from `offset` on, as float32; masked lanes are 0 and are not touched in memory."""
-    item = _F32 if dtype == types.float32 else _I16
-    vector = ir.VectorType(item, LANES)
-    bits = "f32" if item is _F32 else "i16"
+@intrinsic
+def prefetch(_context, x, x0):
+    """Asks for the cache line of x at this element, which may lie past the array's end."""
+
+    def codegen(context, builder, signature, arguments):
+        data = builder.bitcast(_data(context, builder, signature.args[0], arguments[0]), _F32.as_pointer())
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _I32(0), _I32(2), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp), codegen
+
+
+def _load_raw(builder, item, lanes, data, offset, mask=None):
+    """Values from `offset` on, wherever they start; masked lanes are 0 and are not touched in memory."""
+    vector = ir.VectorType(item, lanes)
     place = builder.gep(builder.bitcast(data, item.as_pointer()), [offset])
     place = builder.bitcast(place, vector.as_pointer())
     if mask is None:
         raw = builder.load(place)
         raw.align = 1  # weights of a file may start anywhere
-    else:
-        name = f"llvm.masked.load.v{LANES}{bits}.p0"
-        raw = _call(builder, name, vector, [place, _I32(1), mask, ir.Constant(vector, None)])
-    if dtype == types.float32:
         return raw
+    name = f"llvm.masked.load.v{lanes}{'f32' if item is _F32 else 'i16'}.p0"
+    return _call(builder, name, vector, [place, _I32(1), mask, ir.Constant(vector, None)])
+
+
+def _load(builder, dtype, data, offset, mask=None):
+    """LANES values as float32."""
+    if dtype == types.float32:
+        return _load_raw(builder, _F32, LANES, data, offset, mask)
+    raw = _load_raw(builder, _I16, LANES, data, offset, mask)
     if dtype == types.int16:
         return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), LANES)), _VECTOR)
     shift = ir.Constant(ir.VectorType(_I32, LANES), [ir.Constant(_I32, 16)] * LANES)
@@ -188,7 +205,7 @@ dot_tile, dot_row = _make_dots(DOT_ROWS), _make_dots(1)
 
 
 def _emit_sums(context, builder, signature, arguments, rows, vectors):
-    _, p0, ldp, _, v0, ldv, n, _, out0, ldo, _, keep0, width, _ = arguments
+    _, p0, ldp, _, v0, ldv, n, _, out0, ldo, _, keep0, first, width, _ = arguments
     p, v, out, keep = (_data(context, builder, signature.args[i], arguments[i]) for i in (0, 3, 7, 10))
     mask = _mask(builder, width) if vectors == 1 else None
     p, keep = (builder.bitcast(x, _F32.as_pointer()) for x in (p, keep))
@@ -197,7 +214,8 @@ def _emit_sums(context, builder, signature, arguments, rows, vectors):
     out_at = [builder.add(at, _I64(LANES * u)) for at in row_at for u in range(vectors)]
     factors = [_splat(builder, builder.load(builder.gep(keep, [builder.add(keep0, _I64(r))]))) for r in range(rows)]
     old = [_load(builder, types.float32, out, at, mask) for at in out_at]
-    sums = [builder.fmul(factors[i // vectors], x) for i, x in enumerate(old)]
+    old = [builder.fmul(factors[i // vectors], x) for i, x in enumerate(old)]
+    sums = [builder.select(first, ir.Constant(_VECTOR, None), x) for x in old]
 
     def step(s, sums):
         at = builder.add(v0, builder.mul(s, ldv))
@@ -210,47 +228,87 @@ def _emit_sums(context, builder, signature, arguments, rows, vectors):
 
 
 @intrinsic
-def widen_row(_context, w, w0, n, out, out0):
-    """out[out0 : out0 + n] = w[w0 : w0 + n] as float32, exactly."""
+def transpose_tile(_context, w, w0, ldw, rows, cols, out, out0, ldo):
+    """out[out0 + k ldo + n] = w[w0 + n ldw + k] as float32 for n < LANES, k < TILE_K; reads only n < rows, k < cols.
 
-    def codegen(context, builder, signature, arguments):
-        _, w0, n, _, out0 = arguments
-        w, out = (_data(context, builder, signature.args[i], arguments[i]) for i in (0, 3))
-
-        def step(k, sums, mask=None):
-            value = _load(builder, signature.args[0].dtype, w, builder.add(w0, k), mask)
-            _store(builder, value, out, builder.add(out0, k), mask)
-            return sums
-
-        _every_vector(builder, n, [], step)
-        return context.get_dummy_value()
-
-    size = types.intp
-    return types.void(w, size, size, out, size), codegen
-
-
-@intrinsic
-def sum_tile(_context, p, p0, ldp, v, v0, ldv, n, out, out0, ldo, keep, keep0, width, rows):
-    """out[out0 + r ldo + d] = keep[keep0 + r] out[..] + sum_s p[p0 + r ldp + s] v[v0 + s ldv + d].
-
-    For r < rows, d < width, s < n; width is SUM_VECTORS * LANES, or at most LANES.
+    16-bit numbers are moved in pairs (k, k + 1) and widened afterwards: half the work. Neighbours are zipped log2(LANES)
+    times: (a, b) half the set apart become the two halves of a0 b0 a1 b1 ...
     """
 
     def codegen(context, builder, signature, arguments):
-        def emit(vectors):
-            cases = {
-                r: lambda r=r: _emit_sums(context, builder, signature, arguments, r, vectors)
-                for r in range(1, SUM_ROWS + 1)
-            }
-            _choose(builder, arguments[-1], cases)
+        _, w0, ldw, rows, cols, _, out0, ldo = arguments
+        w, out = (_data(context, builder, signature.args[i], arguments[i]) for i in (0, 5))
+        dtype = signature.args[0].dtype
+        last = builder.sub(rows, _I64(1))
+        at = []
+        for n in range(LANES):
+            row = builder.select(builder.icmp_signed("<", _I64(n), last), _I64(n), last)
+            at.append(builder.add(w0, builder.mul(row, ldw)))
 
-        with builder.if_else(builder.icmp_signed(">", arguments[-2], _I64(LANES))) as (full, part):
-            with full:
-                emit(SUM_VECTORS)
-            with part:
-                emit(1)
+        def put(k, vector):
+            _store(builder, vector, out, builder.add(out0, builder.mul(_I64(k), ldo)))
+
+        if dtype == types.float32:
+            for k in (0, LANES):
+                mask = _mask(builder, builder.sub(cols, _I64(k)))
+                vectors = [_load(builder, dtype, w, builder.add(x, _I64(k)), mask) for x in at]
+                for i, vector in enumerate(_zip(builder, vectors)):
+                    put(k + i, vector)
+        else:
+            mask = _mask(builder, cols, TILE_K)
+            pairs = ir.VectorType(_I32, LANES)
+            raw = [_load_raw(builder, _I16, TILE_K, w, x, mask) for x in at]
+            shift = ir.Constant(pairs, [ir.Constant(_I32, 16)] * LANES)
+            high = ir.Constant(pairs, [ir.Constant(_I32, -0x10000)] * LANES)
+            for i, pair in enumerate(_zip(builder, [builder.bitcast(x, pairs) for x in raw])):
+                if dtype == types.uint16:
+                    put(2 * i, builder.bitcast(builder.shl(pair, shift), _VECTOR))
+                    put(2 * i + 1, builder.bitcast(builder.and_(pair, high), _VECTOR))
+                else:
+                    for k, half in enumerate((pair, builder.lshr(pair, shift))):
+                        half = builder.trunc(half, ir.VectorType(_I16, LANES))
+                        half = builder.bitcast(half, ir.VectorType(ir.HalfType(), LANES))
+                        put(2 * i + k, builder.fpext(half, _VECTOR))
         return context.get_dummy_value()
 
     size = types.intp
-    arguments = (p, size, size, v, size, size, size, out, size, size, keep, size, size, size)
+    return types.void(w, size, size, size, size, out, size, size), codegen
+
+
+def _zip(builder, vectors):
+    """LANES vectors of LANES values, transposed."""
+    half = LANES // 2
+    order = [j // 2 + LANES * (j % 2) for j in range(2 * LANES)]
+    index = ir.VectorType(_I32, LANES)
+    sides = [ir.Constant(index, [ir.Constant(_I32, i) for i in part]) for part in (order[:LANES], order[LANES:])]
+    for _ in range(half.bit_length()):
+        vectors = [builder.shuffle_vector(vectors[i], vectors[i + half], side) for i in range(half) for side in sides]
+    return vectors
+
+
+@intrinsic
+def sum_tile(_context, p, p0, ldp, v, v0, ldv, n, out, out0, ldo, keep, keep0, first, width, rows):
+    """out[out0 + r ldo + d] = keep[keep0 + r] out[..] + sum_s p[p0 + r ldp + s] v[v0 + s ldv + d].
+
+    For r < rows, d < width, s < n; width is at most LANES, or SUM_VECTORS * LANES, or twice that for half the rows.
+    `first`: whatever out holds counts as 0.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        def emit(most_rows, vectors):
+            cases = {
+                r: lambda r=r: _emit_sums(context, builder, signature, arguments, r, vectors)
+                for r in range(1, most_rows + 1)
+            }
+            _choose(builder, arguments[-1], cases)
+
+        width = arguments[-2]
+        full = SUM_VECTORS * LANES
+        kinds = {LANES: (SUM_ROWS, 1), full: (SUM_ROWS, SUM_VECTORS), 2 * full: (SUM_ROWS // 2, 2 * SUM_VECTORS)}
+        kind = builder.select(builder.icmp_signed("<", width, _I64(LANES)), _I64(LANES), width)
+        _choose(builder, kind, {w: lambda shape=shape: emit(*shape) for w, shape in kinds.items()})
+        return context.get_dummy_value()
+
+    size = types.intp
+    arguments = (p, size, size, v, size, size, size, out, size, size, keep, size, types.boolean, size, size)
     return types.void(*arguments), codegen
