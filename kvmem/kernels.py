@@ -36,16 +36,39 @@ def attend_chosen(
 
 
 def _run(rows: Callable[..., None], parallel: Callable[..., None], *arrays: Any) -> None:
-    """One kernel at a time; `parallel` gives each worker an equal run of rows. One thread runs the same compiled code
-    as two, so that no bit differs; only the child of a fork, which has no threads, takes all rows by itself."""
+    """One kernel at a time; `parallel` gives each worker an equal run of rows, one worker takes them all itself."""
     with threads.lock:
-        if threads.forked():
+        workers = threads.workers()
+        if workers == 1:
             rows(0, 1, *arrays)
         else:
-            parallel(threads.workers(), *arrays)
+            parallel(workers, *arrays)
 
 
-@jit()
+LANES = 16
+
+
+@jit(exact=True)
+def _dot(q_RD, r, k_MD, m, lane):
+    """q_r . k_m in LANES sums that meet at the end: they fill a vector register, and their order is fixed.
+
+    Left free to reorder, the compiler chooses another order for one thread than for two.
+    """
+    D = q_RD.shape[1]
+    lane[:] = 0
+    whole = D // LANES * LANES
+    for d in range(0, whole, LANES):
+        for i in range(LANES):
+            lane[i] += q_RD[r, d + i] * k_MD[m, d + i]
+    for d in range(whole, D):
+        lane[d - whole] += q_RD[r, d] * k_MD[m, d]
+    total = np.float32(0)
+    for i in range(LANES):
+        total += lane[i]
+    return total
+
+
+@jit(exact=True)
 def _insert(value, index, values, indices, filled):
     """Puts (value, index) into the descending list; an equal value that came before stays before."""
     at = min(filled, len(values) - 1)
@@ -57,7 +80,7 @@ def _insert(value, index, values, indices, filled):
     indices[at] = index
 
 
-@jit()
+@jit(exact=True)
 def _top_rows(part, parts, score_RM, out_Rk):
     R, M = score_RM.shape
     k = out_Rk.shape[1]
@@ -74,41 +97,32 @@ def _top_rows(part, parts, score_RM, out_Rk):
         out_Rk[r] = np.sort(indices)
 
 
-@jit()
+@jit(exact=True)
 def _recheck_rows(part, parts, q_RD, k_MD, short_Rc, out_Rk):
-    R, D = q_RD.shape
-    k, c = out_Rk.shape[1], short_Rc.shape[1]
+    R, k, c = len(q_RD), out_Rk.shape[1], short_Rc.shape[1]
+    lane = np.empty(LANES, np.float32)
     values = np.empty(k, np.float32)
     indices = np.empty(k, np.int64)
     for r in range(part * R // parts, (part + 1) * R // parts):
         for i in range(c):
             m = short_Rc[r, i]
-            score = np.float32(0)
-            for d in range(D):
-                score += q_RD[r, d] * k_MD[m, d]
+            score = _dot(q_RD, r, k_MD, m, lane)
             if i < k or score > values[k - 1]:
                 _insert(score, m, values, indices, min(i, k))
         out_Rk[r] = np.sort(indices)
 
 
-@jit()
+@jit(exact=True)
 def _attend_rows(part, parts, q_RD, k_MD, v_MD, chosen_Rk, scale, out_RD, lse_R):
-    R, D = q_RD.shape
-    k = chosen_Rk.shape[1]
+    R, k = chosen_Rk.shape
+    lane = np.empty(LANES, np.float32)
     weight = np.empty(k, np.float32)
     for r in range(part * R // parts, (part + 1) * R // parts):
         highest = np.float32(-np.inf)
         for i in range(k):
             m = chosen_Rk[r, i]
-            score = np.float32(0)
-            if m >= 0:
-                for d in range(D):
-                    score += q_RD[r, d] * k_MD[m, d]
-                score *= scale
-            else:
-                score = np.float32(-np.inf)
-            weight[i] = score
-            highest = max(highest, score)
+            weight[i] = _dot(q_RD, r, k_MD, m, lane) * scale if m >= 0 else np.float32(-np.inf)
+            highest = max(highest, weight[i])
         total = np.float32(0)
         for i in range(k):
             weight[i] = np.exp(weight[i] - highest)
@@ -123,19 +137,19 @@ def _attend_rows(part, parts, q_RD, k_MD, v_MD, chosen_Rk, scale, out_RD, lse_R)
         lse_R[r] = highest + np.log(total)
 
 
-@jit(parallel=True)
+@jit(parallel=True, exact=True)
 def _top(parts, score_RM, out_Rk):
     for part in prange(parts):
         _top_rows(part, parts, score_RM, out_Rk)
 
 
-@jit(parallel=True)
+@jit(parallel=True, exact=True)
 def _recheck(parts, q_RD, k_MD, short_Rc, out_Rk):
     for part in prange(parts):
         _recheck_rows(part, parts, q_RD, k_MD, short_Rc, out_Rk)
 
 
-@jit(parallel=True)
+@jit(parallel=True, exact=True)
 def _attend_chosen(parts, q_RD, k_MD, v_MD, chosen_Rk, scale, out_RD, lse_R):
     for part in prange(parts):
         _attend_rows(part, parts, q_RD, k_MD, v_MD, chosen_Rk, scale, out_RD, lse_R)

@@ -37,11 +37,6 @@ def most() -> int:
     return int(_config.NUMBA_NUM_THREADS)
 
 
-def forked() -> bool:
-    """Whether this is the child of a fork after the kernels' threads had started: they do not exist here."""
-    return _forked
-
-
 def set_threads(n: int) -> None:
     """Use n threads from now on, in kernels and, if threadpoolctl is installed, in NumPy's BLAS."""
     global _count
