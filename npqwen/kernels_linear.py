@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numba
 import numpy as np
 
@@ -25,38 +27,45 @@ from npqwen.scratch import scratch
 ITEM_BYTES = 1 << 18  # of weights, for one turn of a worker in the one-pass kernel
 BLOCK_N = SUM_VECTORS * LANES  # weight rows transposed together
 BLOCK_K = 256  # and how many of their columns: the block stays in the innermost caches while all tokens pass
+ALONE = 1 << 14  # weights: below, starting the threads costs more than they save
 BLOCK_T = 128  # tokens for which transposing a block again is cheap, if it takes that to give every thread work
 
 
 def linear(x_TE: np.ndarray, w_NE: np.ndarray) -> np.ndarray:
     """x w^T, float32 (T, N), for a matrix as stored: bf16 bits, f16 or f32, anywhere in memory."""
+    return linears(x_TE, w_NE)[0]
+
+
+def linears(x_TE: np.ndarray, *w_NE: np.ndarray) -> list[np.ndarray]:
+    """x w^T for up to three matrices that share their input and dtype: the threads start and meet once."""
     T, E = x_TE.shape
-    N = len(w_NE)
-    if w_NE.shape[1] != E:
-        raise ValueError(f"linear: {x_TE.shape} does not fit a matrix of shape {w_NE.shape}")
-    out_TN = np.empty((T, N), np.float32)
-    if T * N * E == 0:
-        out_TN.fill(0)
+    out_TN = []
+    for w in w_NE:
+        if w.shape[1] != E:
+            raise ValueError(f"linear: {x_TE.shape} does not fit a matrix of shape {w.shape}")
+        out_TN.append(np.empty((T, len(w)), np.float32))
+    if T == 0 or E == 0:
+        for out in out_TN:
+            out.fill(0)
         return out_TN
     x_TE = np.ascontiguousarray(x_TE, np.float32)
-    w_NE = _as_compiled(w_NE)
+    w = [_as_compiled(w) for w in w_NE]
+    w0, w1, w2 = (*w, *[_nothing(w[0].dtype)] * (3 - len(w)))
+    out0, out1, out2 = (*out_TN, *[out_TN[0]] * (3 - len(w)))
+    counters = np.zeros(3, np.int64)
     with threads.lock:
         workers = threads.workers()
-        counter = np.zeros(1, np.int64)
         if T <= DOT_COLS:
-            rows = max(1, min(ITEM_BYTES // (E * w_NE.itemsize), N // 8) // DOT_ROWS) * DOT_ROWS
-            if workers == 1 or N * E < 1 << 14:
-                _few(x_TE, w_NE, out_TN, rows, counter)
+            if workers == 1 or sum(map(len, w)) * E < ALONE:
+                _few(x_TE, w0, out0, w1, out1, w2, out2, counters)
             else:
-                _few_parallel(x_TE, w_NE, out_TN, rows, counter, workers)
+                _few_parallel(x_TE, w0, out0, w1, out1, w2, out2, counters, workers)
         else:
-            block_K = -(-E // (-(-E // BLOCK_K) * TILE_K)) * TILE_K
-            t_blocks = max(1, min(T // BLOCK_T, 16 * BLOCK_N // N))
-            blocks = scratch("linear", workers * (block_K * BLOCK_N + 16)).reshape(workers, -1)
+            blocks = scratch("linear", workers * (BLOCK_K * BLOCK_N + 16)).reshape(workers, -1)
             if workers == 1:
-                _many(x_TE, w_NE, out_TN, block_K, t_blocks, blocks[0], counter)
+                _many(x_TE, w0, out0, w1, out1, w2, out2, blocks[0], counters)
             else:
-                _many_parallel(x_TE, w_NE, out_TN, block_K, t_blocks, blocks, counter, workers)
+                _many_parallel(x_TE, w0, out0, w1, out1, w2, out2, blocks, counters, workers)
     return out_TN
 
 
@@ -71,10 +80,24 @@ def _as_compiled(w_NE: np.ndarray) -> np.ndarray:
     return view
 
 
+@cache
+def _nothing(dtype: np.dtype) -> np.ndarray:
+    """A matrix without rows, in place of the second or third that a call does not have."""
+    return _as_compiled(np.empty((0, 1), dtype).view(np.float16 if dtype == np.int16 else dtype))
+
+
 @jit()
-def _few(x_TE, w_NE, out_TN, rows, counter):
+def _few(x_TE, w0, out0, w1, out1, w2, out2, counters):
+    _few_one(x_TE, w0, out0, counters[0:])
+    _few_one(x_TE, w1, out1, counters[1:])
+    _few_one(x_TE, w2, out2, counters[2:])
+
+
+@jit()
+def _few_one(x_TE, w_NE, out_TN, counter):
     T, E = x_TE.shape
     N = len(w_NE)
+    rows = max(1, min(ITEM_BYTES // (E * w_NE.itemsize), N // 8) // DOT_ROWS) * DOT_ROWS
     while True:
         n0 = take(counter) * rows
         if n0 >= N:
@@ -90,15 +113,25 @@ def _few(x_TE, w_NE, out_TN, rows, counter):
 
 
 @jit(parallel=True)
-def _few_parallel(x_TE, w_NE, out_TN, rows, counter, workers):
+def _few_parallel(x_TE, w0, out0, w1, out1, w2, out2, counters, workers):
     for _ in numba.prange(workers):
-        _few(x_TE, w_NE, out_TN, rows, counter)
+        _few(x_TE, w0, out0, w1, out1, w2, out2, counters)
 
 
 @jit()
-def _many(x_TE, w_NE, out_TN, block_K, t_blocks, buffer, counter):
+def _many(x_TE, w0, out0, w1, out1, w2, out2, buffer, counters):
+    _many_one(x_TE, w0, out0, buffer, counters[0:])
+    _many_one(x_TE, w1, out1, buffer, counters[1:])
+    _many_one(x_TE, w2, out2, buffer, counters[2:])
+
+
+@jit()
+def _many_one(x_TE, w_NE, out_TN, buffer, counter):
     T, E = x_TE.shape
     N = len(w_NE)
+    n_blocks_K = (E + BLOCK_K - 1) // BLOCK_K
+    block_K = (E + n_blocks_K * TILE_K - 1) // (n_blocks_K * TILE_K) * TILE_K
+    t_blocks = max(1, min(T // BLOCK_T, 16 * BLOCK_N // max(N, 1)))
     block, ones = buffer[: block_K * BLOCK_N], buffer[block_K * BLOCK_N :]
     ones[:] = 1
     n_blocks = (N + BLOCK_N - 1) // BLOCK_N
@@ -129,6 +162,6 @@ def _many(x_TE, w_NE, out_TN, block_K, t_blocks, buffer, counter):
 
 
 @jit(parallel=True)
-def _many_parallel(x_TE, w_NE, out_TN, block_K, t_blocks, buffers, counter, workers):
+def _many_parallel(x_TE, w0, out0, w1, out1, w2, out2, buffers, counters, workers):
     for i in numba.prange(workers):
-        _many(x_TE, w_NE, out_TN, block_K, t_blocks, buffers[i], counter)
+        _many(x_TE, w0, out0, w1, out1, w2, out2, buffers[i], counters)

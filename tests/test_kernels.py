@@ -109,6 +109,14 @@ def test_linear_refuses_weights_it_cannot_read():
         kernels.linear(normal(1, 4), np.ones((3, 5), np.float32))
 
 
+@pytest.mark.parametrize("T", [0, 1, 20])
+def test_linears_gives_each_matrix_its_own_product(T):
+    x, w = normal(T, 40), [stored(normal(n, 40, seed=n), np.uint16) for n in (33, 0, 65)]
+    for n in (1, 2, 3):
+        for got, one in zip(kernels.linears(x, *w[:n]), w, strict=False):
+            np.testing.assert_array_equal(got, kernels.linear(x, one))
+
+
 @two_threads
 @pytest.mark.parametrize("T", [1, 5, 20, 130])
 def test_linear_is_bit_equal_on_one_and_two_threads(T):
