@@ -29,6 +29,7 @@ DTYPES = {
     "BOOL": np.bool_,
 }
 LOADABLE = ("F32", "F16", "BF16")
+MAX_HEADER = 100_000_000  # the safetensors library's own limit
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,8 @@ def read_safetensors(path: Path) -> dict[str, tuple[str, np.ndarray]]:
     if size < 8 or length > size - 8:
         found = "an HTML page" if head.lstrip()[:1] == b"<" else "a partial download or not safetensors"
         raise UserError(f"{path}: {size} bytes, but its header asks for {8 + length}: looks like {found}")
+    if length > MAX_HEADER:
+        raise UserError(f"{path}: its header has {length:,} bytes; the safetensors library reads up to {MAX_HEADER:,}")
     try:
         with safe_open(path, "np") as checked:  # the library validates names, offsets and the file's length
             names = list(checked.keys())

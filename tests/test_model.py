@@ -166,7 +166,7 @@ def test_a_prefill_does_not_compute_logits_of_the_whole_prompt(tmp_path):
     next(npqwen.generate(model, prompt, 1))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 1024 * 30000 * 4 / 2  # all rows of logits would be 123 MB
+    assert peak < 50e6  # all rows of logits would be 123 MB
 
 
 def test_importing_is_quick_and_never_brings_torch():

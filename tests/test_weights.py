@@ -111,6 +111,15 @@ def test_a_file_cut_by_one_byte_is_refused(tmp_path):
         read_safetensors(path)
 
 
+def test_a_genuine_header_beyond_the_librarys_limit_is_told_from_a_damaged_file(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.write((130_000_000).to_bytes(8, "little"))
+        file.truncate(130_000_100)  # a hole on disk, not 130 MB
+    with pytest.raises(UserError, match=r"its header has 130,000,000 bytes; the safetensors library reads up to 100,000,000"):
+        read_safetensors(path)
+
+
 def test_a_dtype_that_numpy_cannot_hold_is_named(tmp_path):
     path = raw_file(tmp_path / "a.safetensors", {"x": ("F8_E4M3", [4], b"abcd")})
     with pytest.raises(UserError, match="tensor x is F8_E4M3"):
