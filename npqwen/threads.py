@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import numba
+from threadpoolctl import threadpool_limits
 
 # Two Python threads in a parallel kernel at once abort under Numba's workqueue layer and share the cores twice under
 # OpenMP; the kernels' scratch buffers are shared too. So: one kernel at a time.
@@ -27,8 +28,11 @@ _forked = False
 
 def workers() -> int:
     """Threads that the next kernel uses; starts them on first use."""
+    global _count
     if not _count:
-        set_threads(most())
+        with lock:
+            _start()
+            _count = most()
     return 1 if _forked else _count
 
 
@@ -38,15 +42,14 @@ def most() -> int:
 
 
 def set_threads(n: int) -> None:
-    """Use n threads from now on, in kernels and, if threadpoolctl is installed, in NumPy's BLAS."""
+    """Use n threads from now on, in kernels and in NumPy's BLAS."""
     global _count
     if not 1 <= n <= most():
         raise ValueError(f"{n} threads: this process can use 1 to {most()}")
+    workers()
     with lock:
-        if not _count:
-            _start()
         _count = n
-        _limit_blas(n)
+        threadpool_limits(n, user_api="blas")
 
 
 def _start() -> None:
@@ -58,14 +61,6 @@ def _start() -> None:
     finally:
         if spin_is_ours:
             del os.environ["GOMP_SPINCOUNT"]
-
-
-def _limit_blas(n: int) -> None:
-    try:
-        import threadpoolctl
-    except ImportError:
-        return
-    threadpoolctl.threadpool_limits(n, user_api="blas")
 
 
 def _after_fork() -> None:

@@ -1,0 +1,183 @@
+"""What the bench measures, each contender in a process of its own that waits between its turns.
+
+A worker reads one JSON request a line and answers with one JSON line. Only the process of a peer imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+FIRST_ID = 1000  # prompts are running ids from here on: any text will do, the same for all
+
+
+class Runner(Protocol):
+    """prefill(rows, n) reads rows of n ids each; step() then gives every row one more token, greedily."""
+
+    def prefill(self, rows: int, n: int) -> None: ...
+    def step(self) -> None: ...
+
+
+class Ours:
+    def __init__(self, folder: str, threads: int, kernels: str = "numba"):
+        import npqwen
+
+        self.model = npqwen.load(folder, kernels=kernels)
+        if kernels == "numba":
+            from npqwen.threads import set_threads
+
+            set_threads(threads)
+        else:
+            from threadpoolctl import threadpool_limits
+
+            threadpool_limits(threads)
+
+    def prefill(self, rows: int, n: int) -> None:
+        from npqwen.model import prefill, unembed
+
+        self.cache = self.model.new_cache([n + 64] * rows)
+        ends: list[np.ndarray] = []
+        t = 0
+        for hidden_TE in prefill(self.model, self.cache, [np.arange(FIRST_ID, FIRST_ID + n)] * rows):
+            last = [(row + 1) * n - 1 - t for row in range(rows)]
+            ends += [hidden_TE[i] for i in last if 0 <= i < len(hidden_TE)]
+            t += len(hidden_TE)
+        self.ids = unembed(self.model, np.stack(ends)).argmax(axis=1)
+
+    def step(self) -> None:
+        from npqwen.model import forward, unembed
+
+        positions = self.cache.append(np.ones(len(self.ids), np.int64))
+        self.ids = unembed(self.model, forward(self.model, self.ids, positions, self.cache.attend)).argmax(axis=1)
+
+
+class Transformers:
+    def __init__(self, folder: str, threads: int, dtype: str):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+
+    def prefill(self, rows: int, n: int) -> None:
+        ids = self.torch.arange(FIRST_ID, FIRST_ID + n).repeat(rows, 1)
+        self.past, self.ids = None, ids
+        self.step()
+
+    def step(self) -> None:
+        with self.torch.inference_mode():
+            out = self.model(self.ids, past_key_values=self.past, use_cache=True, logits_to_keep=1)
+        self.past, self.ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+
+
+class LlamaCpp:
+    """One row only: its Python binding has no batches of sequences."""
+
+    def __init__(self, file: str, threads: int):
+        from llama_cpp import Llama
+
+        self.llama = Llama(file, n_ctx=4096, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+    def prefill(self, rows: int, n: int) -> None:
+        self.llama.reset()
+        self.llama.eval(list(range(FIRST_ID, FIRST_ID + n)))
+
+    def step(self) -> None:
+        self.llama.eval([self.llama.sample(temp=0.0)])
+
+
+class Machine:
+    """Ceilings: bytes read per second by all threads, NumPy's own float32 products."""
+
+    def __init__(self, threads: int):
+        import numba
+        from threadpoolctl import threadpool_limits
+
+        numba.set_num_threads(threads)
+        threadpool_limits(threads, user_api="blas")
+
+        @numba.njit(parallel=True)
+        def total(x: Any) -> Any:
+            sums = np.zeros(1024, np.uint64)
+            n = len(x) // 1024
+            for i in numba.prange(1024):
+                part = np.uint64(0)
+                for j in range(np.uint64(i * n), np.uint64(i * n + n)):
+                    part += x[j]
+                sums[i] = part
+            return sums
+
+        self.total = total
+        self.bytes = np.ones(1 << 26, np.uint64)
+        self.x, self.w = np.ones((2000, 2048), np.float32), np.ones((6144, 2048), np.float32)
+        total(self.bytes)
+
+    def read_bandwidth(self) -> float:
+        return self.bytes.nbytes / seconds(lambda: self.total(self.bytes)) / 1e9
+
+    def sgemm(self) -> float:
+        return 2 * self.x.size * len(self.w) / seconds(lambda: self.x @ self.w.T) / 1e9
+
+
+CONTENDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "npqwen": lambda o: Ours(o["folder"], o["threads"]),
+    "npqwen numpy": lambda o: Ours(o["folder"], o["threads"], "numpy"),
+    "transformers float32": lambda o: Transformers(o["folder"], o["threads"], "float32"),
+    "transformers bfloat16": lambda o: Transformers(o["folder"], o["threads"], "bfloat16"),
+    "llama.cpp": lambda o: LlamaCpp(o["gguf"], o["threads"]),
+    "machine": lambda o: Machine(o["threads"]),
+}
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def resident() -> dict[str, float]:
+    """MB in memory now and at most; `own` leaves out pages of mapped files, which the system can drop at any time."""
+    fields = {}
+    with open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in ("VmHWM", "VmRSS", "RssAnon"):
+                fields[name] = int(value.split()[0]) / 1024
+    return {"peak": fields["VmHWM"], "now": fields["VmRSS"], "own": fields["RssAnon"]}
+
+
+def answer(runner: Any, request: dict[str, Any]) -> Any:
+    what = request["do"]
+    if what == "prefill":
+        return seconds(lambda: runner.prefill(request["rows"], request["n"]))
+    if what == "steps":
+        return [seconds(runner.step) for _ in range(request["n"])]
+    if what == "memory":
+        return resident()
+    return getattr(runner, what)()
+
+
+def serve() -> None:
+    options = json.loads(sys.stdin.readline())
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints does not get between the answers
+    begin = options.pop("begin", None)
+    runner = CONTENDERS[options.pop("name")](options)
+    if begin is not None:  # of a process that only opens: seconds from its start to the first token
+        runner.prefill(1, 8)
+        print(json.dumps(time.time() - begin), file=answers, flush=True)
+        return
+    print(json.dumps("ready"), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(runner, json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve()
