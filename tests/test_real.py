@@ -12,7 +12,9 @@ from npqwen.model import block
 
 pytestmark = pytest.mark.real
 
-TEXT = "A lighthouse marks a danger or a way in. Its lamp turns once in ten seconds, and ships far away see one flash.\n"
+TEXT = (
+    "A lighthouse marks a danger or a way in. Its lamp turns once in ten seconds, and ships far away see one flash.\n"
+)
 CODE = "def area(width: float, height: float) -> float:\n    return width * height\n"
 
 
@@ -30,7 +32,9 @@ def test_logits_and_every_hidden_state_equal_transformers(real_model, reference,
     ids = np.array(model.tokenizer.encode(TEXT * 4 + CODE * 2))
     want, want_hidden = toy.logits_and_hidden(reference, ids.tolist())
     worst = np.abs(npqwen.logits(model, ids) - want).max()
-    print(f"\n{kernels}: {len(ids)} tokens, largest logit difference {worst:.2e}, largest logit {np.abs(want).max():.1f}")
+    print(
+        f"\n{kernels}: {len(ids)} tokens, largest logit difference {worst:.2e}, largest logit {np.abs(want).max():.1f}"
+    )
     assert worst <= 1e-4
 
     # Some channels of real hidden states reach thousands, where a float32 cannot hold 1e-4: there the bound is relative.
