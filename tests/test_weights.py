@@ -117,7 +117,7 @@ def test_a_genuine_header_beyond_the_librarys_limit_is_told_from_a_damaged_file(
         file.write((130_000_000).to_bytes(8, "little"))
         file.truncate(130_000_100)  # a hole on disk, not 130 MB
     with pytest.raises(
-        UserError, match=r"its header has 130,000,000 bytes; the safetensors library reads up to 100,000,000"
+        UserError, match=r"header has 130,000,000 bytes; the safetensors library reads up to 100,000,000"
     ):
         read_safetensors(path)
 
