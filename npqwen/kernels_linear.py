@@ -49,14 +49,14 @@ def linears(x_TE: np.ndarray, *w_NE: np.ndarray) -> list[np.ndarray]:
             out.fill(0)
         return out_TN
     x_TE = np.ascontiguousarray(x_TE, np.float32)
-    w = [_as_compiled(w) for w in w_NE]
-    w0, w1, w2 = (*w, *[_nothing(w[0].dtype)] * (3 - len(w)))
-    out0, out1, out2 = (*out_TN, *[out_TN[0]] * (3 - len(w)))
+    matrices = [_as_compiled(w) for w in w_NE]
+    w0, w1, w2 = (*matrices, *[_nothing(matrices[0].dtype)] * (3 - len(matrices)))
+    out0, out1, out2 = (*out_TN, *[out_TN[0]] * (3 - len(matrices)))
     counters = np.zeros(3, np.int64)
     with threads.lock:
         workers = threads.workers()
         if T <= DOT_COLS:
-            if workers == 1 or sum(map(len, w)) * E < ALONE:
+            if workers == 1 or sum(map(len, matrices)) * E < ALONE:
                 _few(x_TE, w0, out0, w1, out1, w2, out2, counters)
             else:
                 _few_parallel(x_TE, w0, out0, w1, out1, w2, out2, counters, workers)
