@@ -54,10 +54,12 @@ def main(argv: Sequence[str]) -> int:
     own = read_own(args.text_file, args.question_file)
     chosen, overrides = with_overrides(chosen, args.arms, args.seed, own)
     check_arms(chosen)
-    n_texts = 1 if own else args.texts or max(protocol.n_texts for protocol in chosen)
     limit = min(protocol.n_texts for protocol in chosen)
+    n_texts = limit if args.texts is None else args.texts
     if not 1 <= n_texts <= limit:
         raise UserError(f"--texts {args.texts}: 1 to {limit} texts exist")
+    if args.seed is not None and args.seed < 0:
+        raise UserError(f"--seed {args.seed}: 0 or more is needed")
     if args.jobs < 1:
         raise UserError(f"--jobs {args.jobs}: 1 or more is needed")
     folder = Path(args.out or Path("runs") / re.sub(r"[^\w.-]+", "-", str(args.model)).strip("-."))
@@ -92,11 +94,11 @@ def main(argv: Sequence[str]) -> int:
         total = sum(len(plan.units(text)) for text in texts)
         with tqdm(total=total, unit="arm", disable=not total, mininterval=1.0, smoothing=0.1) as bar:
             for row in produce(plan, texts, args.jobs):
+                check_identity(row, chosen)
                 store.append(row)
                 if row["kind"] == "memory":
                     bar.update()
                 bar.set_postfix_str(f"{row['experiment']} text {row['text']} {row['arm']}", refresh=False)
-                check_identity(row, chosen)
         store.finish()
 
     from experiments.report import report

@@ -21,6 +21,8 @@ def ask(
     A question is text, or ids where exact tokens matter; it follows the text directly, at position n. Answers of one
     question do not depend on the others. Raises UserError for an empty question or a model other than the memory's.
     """
+    if isinstance(questions, str):
+        raise UserError("questions: a list of questions is needed, not one text")
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UserError(
@@ -45,7 +47,7 @@ def ask_rows(
         return []
     options = Options(max_new_tokens)
     rows = new_rows(model, questions, options, seed=0)  # greedy: nothing is drawn
-    tails, attend_all = open_tails(model, memory, [len(row.prompt) + max_new_tokens for row in rows])
+    tails, attend_all = open_tails(model, memory, [len(row.prompt) + max(max_new_tokens - 1, 0) for row in rows])
     attend_all = around(attend_all) if around else attend_all
     for _ in run(model, rows, options, tails, attend_all, end_ids(model, None)):
         pass

@@ -79,6 +79,8 @@ def build(arm: str | Arm, reading: Reading, seed: int = 0, settings: Settings | 
 
     arm = parse(arm) if isinstance(arm, str) else arm
     settings = settings or Settings()
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UserError(f"seed {seed!r}: a whole number of 0 or more is needed")
     n_records = len(reading) - settings.n_sinks
     if n_records < 1:
         raise UserError(f"{len(reading)} tokens and {settings.n_sinks} sinks leave no record for {arm}")

@@ -159,7 +159,9 @@ class Quest:
             positive = np.maximum(q_RD, np.float32(0))
             bound_RP = linear(positive, high_KPD[head]) + linear(q_RD - positive, low_KPD[head])
             best_RP = ops.top(bound_RP, self.n_pages)
-            records = (best_RP[:, :, None] * self.page + np.arange(self.page)).reshape(len(q_RD), -1)
+            records = (best_RP[:, :, None] * self.page + np.arange(self.page)).reshape(
+                len(q_RD), self.n_pages * self.page
+            )
             return np.where(records < m, records, -1)  # -1: no record, the end of a short page
 
         return selected(region, choose, low_KPD.nbytes + high_KPD.nbytes)

@@ -334,10 +334,15 @@ def test_texts_and_questions_that_cannot_be_are_refused(model, reading, tmp_path
         kvmem.build("full", kvmem.read(model, [1, 2, 3, 4]))
     with pytest.raises(UserError, match="the text has 513 tokens; the model has 512"):
         kvmem.read(model, np.zeros(513, int))
+    with pytest.raises(UserError, match="seed -1: a whole number"):
+        kvmem.build("full", reading, -1)
+    with pytest.raises(UserError, match="a list of questions is needed"):
+        kvmem.ask(model, kvmem.build("full", reading), "Who?")
+    assert kvmem.attend(kvmem.build("quest8:3", reading), 0, reading.q[0][:, :0]).out.shape[1] == 0
     with pytest.raises(UserError, match="no token ids"):
         ask_rows(model, kvmem.build("full", reading), [[]])
     full = kvmem.read(model, np.zeros(510, int))
-    with pytest.raises(UserError, match=r"text and question need 521 positions; the model has 512"):
+    with pytest.raises(UserError, match=r"text and question need 520 positions; the model has 512"):
         ask_rows(model, kvmem.build("full", full), [[1, 2, 3]], 8)
     other = toy.open_toy(tmp_path / "other", seed=1)
     with pytest.raises(UserError, match="the memory was read with"):

@@ -158,6 +158,8 @@ def test_ones_own_text_and_questions(folder, tmp_path):
         (["e9"], "e9"),
         (["e2", "--texts", "7"], "1 to 6 texts exist"),
         (["e2", "--texts", "-1"], "1 to 6 texts exist"),
+        (["e2", "--texts", "0"], "1 to 6 texts exist"),
+        (["e2", "--seed", "-1"], "--seed -1"),
         (["e2", "--jobs", "0"], "1 or more"),
         (["e2", "--arms", "ffit/8", "sine:8"], "'sine:8' is unknown"),
         (["e2", "--arms", "sign:3000"], "3000 records asked for"),
@@ -181,5 +183,4 @@ def test_a_run_stops_when_the_full_arm_is_not_plain_attention(folder, tmp_path, 
     monkeypatch.setattr(measure, "identity_gap", lambda model, subject: 3e-4)
     with pytest.raises(FloatingPointError, match=r"text 1: 'full' differs from plain attention by 3.00e-04"):
         run.main(["e2", "--model", str(folder), "--out", str(tmp_path), "--texts", "1"])
-    [row] = rows(tmp_path)
-    assert (row["kind"], row["value"]) == ("check", 3e-4)
+    assert not (tmp_path / "e2.jsonl").exists()  # a later run that passes is not judged by this one's value
