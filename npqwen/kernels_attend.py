@@ -27,10 +27,8 @@ from npqwen.kernels_simd import (
     SUM_ROWS,
     SUM_VECTORS,
     TILE_K,
-    WIDE_COLS,
     dot_row,
     dot_tile,
-    dot_wide,
     prefetch,
     sum_tile,
     take,
@@ -46,7 +44,6 @@ ROWS = min(DOT_COLS, SUM_ROWS)  # computed together
 ROWS_TRANSPOSED = (
     4  # from so many on, transposing a block of keys first costs less than adding up lanes for every score
 )
-STREAMS = 2 * DOT_ROWS  # keys far apart are read at once: see kernels_linear
 PAD = 16
 AHEAD = 32  # rows
 
@@ -246,15 +243,14 @@ def _score(k, head, a, n, queries, r0, r1, step_q, D, scores, step_s):
     """scores[(r - r0) step_s + i] = q_r . k_{a + i}."""
     row = k.strides[1] // 4
     k0, q0 = head * (k.strides[0] // 4) + a * row, r0 * step_q
-    apart = n // STREAMS
-    for i in range(apart):
-        if r1 - r0 <= WIDE_COLS:
-            dot_wide(k, k0 + i * row, apart * row, queries, q0, step_q, D, scores, i, apart, step_s, r1 - r0)
-        else:
-            for half in range(i, i + STREAMS * apart, DOT_ROWS * apart):
-                dot_tile(k, k0 + half * row, apart * row, queries, q0, step_q, D, scores, half, apart, step_s, r1 - r0)
-    for i in range(STREAMS * apart, n):
-        dot_row(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, 1, step_s, r1 - r0)
+    i = 0
+    while i + DOT_ROWS <= n:
+        _fetch(k, k0 + i * row, row, DOT_ROWS, D)
+        dot_tile(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, step_s, False, r1 - r0)
+        i += DOT_ROWS
+    while i < n:
+        dot_row(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, step_s, False, r1 - r0)
+        i += 1
 
 
 @jit()

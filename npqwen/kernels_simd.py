@@ -16,7 +16,6 @@ WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 LANES = 16 if WIDE else 8
 TILE_K = 2 * LANES
 DOT_ROWS, DOT_COLS = (4, 6) if WIDE else (2, 4)
-WIDE_COLS = DOT_COLS // 2
 SUM_ROWS, SUM_VECTORS = (6, 4) if WIDE else (3, 4)
 
 intrinsic: Any = extending.intrinsic  # typed as if it were called with the typing context, too
@@ -159,7 +158,7 @@ def _choose(builder, value, cases):
 
 
 def _emit_dots(context, builder, signature, arguments, rows, cols):
-    _, a0, lda, _, b0, ldb, n, _, c0, ldi, ldj, _ = arguments
+    _, a0, lda, _, b0, ldb, n, _, c0, ldc, add, _ = arguments
     a, b, c = (_data(context, builder, signature.args[i], arguments[i]) for i in (0, 3, 7))
     a_at = [builder.add(a0, builder.mul(_I64(i), lda)) for i in range(rows)]
     b_at = [builder.add(b0, builder.mul(_I64(j), ldb)) for j in range(cols)]
@@ -175,35 +174,34 @@ def _emit_dots(context, builder, signature, arguments, rows, cols):
     sums = _every_vector(builder, n, [ir.Constant(_VECTOR, None)] * (rows * cols), step)
     c = builder.bitcast(c, _F32.as_pointer())
     for j in range(cols):
-        at = builder.add(c0, builder.mul(_I64(j), ldj))
+        at = builder.add(c0, builder.mul(_I64(j), ldc))
         for i in range(rows):
-            place = builder.gep(c, [builder.add(at, builder.mul(_I64(i), ldi))])
+            place = builder.gep(c, [builder.add(at, _I64(i))])
+            old = builder.select(add, builder.load(place), _F32(0.0))
             name = f"llvm.vector.reduce.fadd.v{LANES}f32"
             total = _call(builder, name, _F32, [_F32(0.0), sums[i * cols + j]], fastmath=("reassoc",))
-            builder.store(total, place)
+            builder.store(builder.fadd(old, total), place)
 
 
-def _make_dots(rows, most_cols):
+def _make_dots(rows):
     @intrinsic
-    def dots(_context, a, a0, lda, b, b0, ldb, n, c, c0, ldi, ldj, cols):
+    def dots(_context, a, a0, lda, b, b0, ldb, n, c, c0, ldc, add, cols):
         def codegen(context, builder, signature, arguments):
             cases = {
                 j: lambda j=j: _emit_dots(context, builder, signature, arguments, rows, j)
-                for j in range(1, most_cols + 1)
+                for j in range(1, DOT_COLS + 1)
             }
             _choose(builder, arguments[-1], cases)
             return context.get_dummy_value()
 
         size = types.intp
-        return types.void(a, size, size, b, size, size, size, c, size, size, size, size), codegen
+        return types.void(a, size, size, b, size, size, size, c, size, size, types.boolean, size), codegen
 
     return dots
 
 
-# c[c0 + i ldi + j ldj] = sum_k a[a0 + i lda + k] b[b0 + j ldb + k] for k < n and
-dot_tile = _make_dots(DOT_ROWS, DOT_COLS)  # i < DOT_ROWS, j < cols <= DOT_COLS
-dot_wide = _make_dots(2 * DOT_ROWS, WIDE_COLS)  # i < 2 DOT_ROWS, j < cols <= WIDE_COLS
-dot_row = _make_dots(1, DOT_COLS)  # i < 1, j < cols <= DOT_COLS
+# c[c0 + j ldc + i] = (add: c[..]) + sum_k a[a0 + i lda + k] b[b0 + j ldb + k] for i < DOT_ROWS (or 1), j < cols, k < n.
+dot_tile, dot_row = _make_dots(DOT_ROWS), _make_dots(1)
 
 
 def _emit_sums(context, builder, signature, arguments, rows, vectors):
