@@ -9,7 +9,8 @@ import numpy as np
 
 from npqwen import threads
 from npqwen.jit import jit
-from npqwen.kernels_simd import swiglu_row, take
+from npqwen.kernels_exp import exp
+from npqwen.kernels_simd import take
 
 ROWS = 16  # of a turn of a worker
 ALONE = 1 << 16  # values: below, starting the threads costs more than they save
@@ -80,14 +81,15 @@ def _rope(x_HTD, cos_T2, sin_T2, out_HTD, counter):
                 out_HTD[h, t, i + half] = b * cos_T2[t, i] + a * sin_T2[t, i]
 
 
-@jit(exact=True)
+@jit()
 def _swiglu(gate, up, out, counter):
     n = len(gate)
     while True:
         i0 = take(counter) * np.int64(8192)
         if i0 >= n:
             return
-        swiglu_row(gate, up, out, i0, min(np.int64(8192), n - i0))
+        for i in range(np.uint64(i0), np.uint64(min(i0 + 8192, n))):
+            out[i] = gate[i] / (np.float32(1) + exp(-gate[i])) * up[i]
 
 
 @jit(parallel=True)
