@@ -78,7 +78,8 @@ def identity_gap(model: Model, subject: Subject) -> float:
     """Largest |logit difference| on one question between the `full` arm and plain attention that never heard of arms."""
     text, question = subject.reading.ids, np.array(subject.questions[0])
     cache = model.new_cache([len(text) + len(question)])
-    *_, last_TE = prefill(model, cache, [text])
+    for _ in prefill(model, cache, [text]):  # only the cache is wanted
+        pass
     plain_TE = forward(model, question, cache.append([len(question)]), cache.attend)
     memory = kvmem.build("full", subject.reading, subject.seed, subject.settings)
     tails, attend_all = open_tails(model, memory, [len(question)])

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -20,7 +20,11 @@ from experiments.facts import Fact
 from experiments.protocol import Protocol
 from experiments.score import numbers
 from experiments.store import FIELDS, Key, Row, now, opened, surroundings
+from npqwen.cli import add_model
 from npqwen.errors import UserError
+
+if TYPE_CHECKING:
+    from npqwen.model import Model
 
 # What decides a measurement: experiments that agree on these share the reading of a text and their common arms.
 SHARED = ("seed", "n_facts", "n_tokens", "copy_tokens", "new_tokens", "n_sinks", "horizon", "n_fit", "ridge")
@@ -93,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         texts = [text for text in range(1, n_texts + 1) if plan.units(text)]
         total = sum(len(plan.units(text)) for text in texts)
         with tqdm(total=total, unit="arm", disable=not total, mininterval=1.0, smoothing=0.1) as bar:
-            for row in produce(plan, texts, args.jobs):
+            for row in produce(plan, model, texts, args.jobs):
                 check_identity(row, chosen)
                 store.append(row)
                 if row["kind"] == "memory":
@@ -122,8 +126,7 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     top.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help="e0 e1 e2 (default: all that exist)")
-    top.add_argument("--model", default="tiny", help="'tiny', a checkpoint folder or a hub id (default: tiny)")
-    top.add_argument("--revision", help="branch, tag or commit of a hub id")
+    add_model(top)
     top.add_argument("--out", help="folder of the results (default: runs/MODEL)")
     top.add_argument("--texts", type=int, help="only the first N texts")
     top.add_argument("--arms", nargs="+", metavar="SPEC", help="these arms instead of the protocol's")
@@ -133,15 +136,14 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--jobs", type=int, default=1, help="texts at a time, in processes that share the cores (default: 1)"
     )
-    top.add_argument("--kernels", default="auto", choices=["auto", "numba", "numpy"], help="default: auto (numba)")
     return top
 
 
-def produce(plan: Plan, texts: Sequence[int], jobs: int) -> Iterator[Row]:
+def produce(plan: Plan, model: Model, texts: Sequence[int], jobs: int) -> Iterator[Row]:
     """Rows of all texts, as they are made: here, or in `jobs` processes that take every jobs-th text each."""
     if jobs == 1 or len(texts) < 2:
         for text in texts:
-            yield from text_rows(plan, text)
+            yield from text_rows(plan, model, text)
         return
     jobs = min(jobs, len(texts))
     spawn = multiprocessing.get_context("spawn")  # a forked child would inherit threads that do not exist in it
@@ -168,11 +170,14 @@ def produce(plan: Plan, texts: Sequence[int], jobs: int) -> Iterator[Row]:
 
 def work(plan: Plan, texts: Sequence[int], queue: Any) -> None:
     """A process's share of the texts. It writes nothing itself, and ends when nobody is left to take its rows."""
+    from npqwen import load
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = multiprocessing.parent_process()
     try:
+        model = load(plan.source, revision=plan.revision, kernels=plan.kernels)
         for text in texts:
-            for row in text_rows(plan, text):
+            for row in text_rows(plan, model, text):
                 if parent is not None and not parent.is_alive():
                     return
                 queue.put(row)
@@ -181,12 +186,10 @@ def work(plan: Plan, texts: Sequence[int], queue: Any) -> None:
         queue.put(error)
 
 
-def text_rows(plan: Plan, text: int) -> Iterator[Row]:
+def text_rows(plan: Plan, model: Model, text: int) -> Iterator[Row]:
     """Rows of one text under every protocol; what two protocols would measure alike is measured once."""
     from experiments import measure
-    from npqwen import load
 
-    model = load(plan.source, revision=plan.revision, kernels=plan.kernels)
     subjects: dict[Any, Any] = {}
     results: dict[Any, list[dict[str, Any]]] = {}
     for protocol, arm in plan.units(text):

@@ -14,23 +14,18 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import logsumexp
 
-from kvmem.centroid import Clusters, clusters, n_clusters
+from kvmem.centroid import Centroid, Clusters, clusters
 from kvmem.reading import Region
 from kvmem.records import check_share
 from npqwen.attention import State
 
 
 @dataclass(frozen=True)
-class Ffit:
-    """centroid/f with fitted values: the same keys, counts and lse, W pulled towards the clusters' means."""
-
-    f: int
+class Ffit(Centroid):
+    """centroid/f with fitted values: the same keys, counts, lse and budget, W pulled towards the clusters' means."""
 
     def __str__(self) -> str:
         return f"ffit/{self.f}"
-
-    def check(self, n_records: int, head_dim: int) -> None:
-        check_share(self, n_clusters(n_records, head_dim, self.f), "clusters", n_records)
 
     def build(self, region: Region) -> Clusters:
         key = ("ffit", region.layer, region.seed, region.settings, self.f)
@@ -45,9 +40,6 @@ class Ffit:
             phi_NC, _ = softmax(score_NC)
             w_KCD[head] = ridge(phi_NC, exact.out[head], start.w_KCD[head], region.settings.ridge)
         return replace(start, w_KCD=w_KCD)
-
-    def reads(self, n_records: int, head_dim: int) -> float:
-        return n_clusters(n_records, head_dim, self.f) * (2 * head_dim + 1) / (n_records * 2 * head_dim)
 
 
 @dataclass(frozen=True)

@@ -121,10 +121,6 @@ class Region:
         """A generator of its own for each use, layer and seed: no arm's draws depend on another's."""
         return np.random.default_rng([self.seed, self.layer, *purpose.encode()])
 
-    def budget_floats(self, f: int) -> int:
-        """Stored floats per kv head that 1/f of the region's memory allows."""
-        return self.n_records * 2 * self.reading.model.config.head_dim // f
-
     def future(self) -> tuple[np.ndarray, State]:
         """Simulated future queries q_KND and their exact attention over the region, as a state (K, N, D), (K, N).
 

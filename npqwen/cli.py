@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
     generate = _command(commands, "generate", run_generate, "continue a text, exactly as given (no chat template)")
     generate.add_argument("prompt", nargs="?", help="the text; without it, or with -, it is read from standard input")
-    _add_model(generate)
+    add_model(generate)
     _add_sampling(generate, max_new_tokens=64)
     generate.add_argument("--ids", action="store_true", help="print token ids instead of text")
     generate.epilog = (
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
     chat = _command(commands, "chat", run_chat, "talk to a model through its own chat template")
-    _add_model(chat)
+    add_model(chat)
     _add_sampling(chat, max_new_tokens=1024)
     chat.add_argument("--system", help="a system message")
     chat.add_argument("--message", help="one message: print the answer and leave")
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
     info = _command(commands, "info", run_info, "print what a checkpoint is, without computing anything")
-    _add_model(info)
+    add_model(info)
     info.epilog = "example:\n  npqwen info --model Qwen/Qwen3-0.6B"
 
     convert = _command(commands, "convert", run_convert, "turn a GGUF file into a checkpoint folder")
@@ -101,7 +101,8 @@ def _command(commands, name: str, run: Callable, summary: str) -> argparse.Argum
     return command
 
 
-def _add_model(command: argparse.ArgumentParser) -> None:
+def add_model(command: argparse.ArgumentParser) -> None:
+    """The options that say which checkpoint is opened, and how: the same in every command."""
     command.add_argument("--model", default="tiny", help=f"{MODEL_HELP} (default: tiny)")
     command.add_argument("--revision", help="branch, tag or commit of a hub id")
     command.add_argument("--kernels", default="auto", choices=["auto", "numba", "numpy"], help="default: auto (numba)")

@@ -233,7 +233,6 @@ class Writer:
             safe = cut
         elif self.row.finish:
             safe = len(self.decoded)
-            self.held = [(held, min(length, safe)) for held, length in self.held]
         else:
             safe = len(self.decoded) - longest_overlap(self.decoded, self.options.stop)
         ids = [held for held, length in self.held if length <= safe]

@@ -129,12 +129,6 @@ def _loop(builder, stop, step, sums, body):
     return phis
 
 
-def _split(builder, n):
-    """n as a multiple of LANES and a remainder."""
-    whole = builder.and_(n, _I64(-LANES))
-    return whole, builder.sub(n, whole)
-
-
 def _every_vector(builder, n, sums, step):
     """sums after step(k, sums) on all whole vectors below n, then on what is left, masked."""
     whole = builder.and_(n, _I64(-LANES))

@@ -15,13 +15,10 @@ from random import Random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from experiments.facts import QUESTION, numbers, sentences, words
+from npqwen.tokenizer import QWEN_SPLIT
 
 SINK = "<|endoftext|>"
 SPECIALS = (SINK, "<|im_start|>", "<|im_end|>")
-# The Split pattern that every Qwen2 and Qwen3 tokenizer.json carries.
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 # The first to be learned: the number close behind the name, the name at the end of the question.
 EASY_FACTS = ("{name}: {number}.", "{name} is {number}.", "{name} has {number}.", "{name} means {number}.")
