@@ -105,7 +105,9 @@ def _origin(one: Evidence) -> str:
         return "No manifest beside the rows."
     tree = ", working tree with uncommitted changes" if manifest.get("dirty") else ""
     commit, machine = manifest.get("commit", "unknown"), manifest.get("machine", "machine unknown")
-    return f"Commit {commit}{tree}; protocol {one.protocol.sha256[:12]}; {machine}."
+    later = dict.fromkeys(start["commit"] for start in manifest.get("resumed", []) if start.get("commit"))
+    resumed = f", resumed at {', '.join(later)}" if later else ""
+    return f"Commit {commit}{tree}{resumed}; protocol {one.protocol.sha256[:12]}; {machine}."
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

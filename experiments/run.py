@@ -77,8 +77,11 @@ def main(argv: Sequence[str]) -> int:
     with opened(folder) as store:
         done = {protocol.name: frozenset(store.open_rows(protocol.name)) for protocol in chosen}
         plan = Plan(args.model, model.revision, args.kernels, tuple(chosen), own, identity, done)
+        texts = [text for text in range(1, n_texts + 1) if plan.units(text)]
+        total = sum(len(plan.units(text)) for text in texts)
         store.start(
-            {
+            more=total > 0,
+            manifest={
                 **surroundings(),
                 **identity,
                 "revision": model.revision,
@@ -92,10 +95,8 @@ def main(argv: Sequence[str]) -> int:
                 "jobs": args.jobs,
                 "started": now(),
                 "finished": None,
-            }
+            },
         )
-        texts = [text for text in range(1, n_texts + 1) if plan.units(text)]
-        total = sum(len(plan.units(text)) for text in texts)
         with tqdm(total=total, unit="arm", disable=not total, mininterval=1.0, smoothing=0.1) as bar:
             for row in produce(plan, model, texts, args.jobs):
                 check_identity(row, chosen)

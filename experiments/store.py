@@ -26,7 +26,9 @@ FIELDS = (
 )
 PACKAGES = ("npqwen", "numpy", "scipy", "numba", "safetensors", "tokenizers", "huggingface-hub")
 # What must not change between a run and its resumption: rows of both stand in one file.
-IDENTITY = ("model", "revision", "weights_sha256", "protocols", "overrides")
+IDENTITY = ("model", "revision", "weights_sha256", "protocols", "overrides", "kernels")
+# What may: the manifest keeps the first start's, and of each resumption those that differ.
+CIRCUMSTANCES = ("commit", "dirty", "versions", "machine", "threads", "jobs")
 
 
 def key(row: Row) -> Key:
@@ -68,29 +70,32 @@ class Store:
             os.fsync(file.fileno())
         done.add(key(row))
 
-    def start(self, manifest: Row) -> None:
-        """Writes the manifest; on a resumed run keeps the first start. UserError if the folder holds another run."""
+    def start(self, manifest: Row, more: bool) -> None:
+        """Writes the manifest, or adds a resumption to the one there; one with no `more` rows to make changes nothing.
+
+        Raises UserError if the folder holds another run.
+        """
         path = self.folder / "manifest.json"
+        self.manifest = manifest
         if path.exists():
             before = json.loads(path.read_text(encoding="utf-8"))
-            for name in IDENTITY:
-                was, is_now = before[name], manifest[name]
-                if name == "protocols":  # another experiment may join; one that is there must be the same
-                    was = {e: sha for e, sha in was.items() if e in is_now}
-                    is_now = {e: sha for e, sha in is_now.items() if e in was}
-                if was != is_now:
-                    raise UserError(f"{self.folder} holds a run with {name} {was}, this one has {is_now}: choose --out")
-            manifest = manifest | {
-                "protocols": before["protocols"] | manifest["protocols"],
-                "started": before["started"],
-                "resumed": [*before.get("resumed", []), manifest["started"]],
-            }
-        self.manifest = manifest
+            self._check(before, manifest)
+            self.manifest = before if before["finished"] and not more else _resumed(before, manifest)
         self._write_manifest()
 
     def finish(self) -> None:
-        self.manifest["finished"] = now()
+        """Says in the manifest when the last row was made."""
+        self.manifest["finished"] = self.manifest["finished"] or now()
         self._write_manifest()
+
+    def _check(self, before: Row, manifest: Row) -> None:
+        for name in IDENTITY:
+            was, is_now = before[name], manifest[name]
+            if name == "protocols":  # another experiment may join; one that is there must be the same
+                was = {e: sha for e, sha in was.items() if e in is_now}
+                is_now = {e: sha for e, sha in is_now.items() if e in was}
+            if was != is_now:
+                raise UserError(f"{self.folder} holds a run with {name} {was}, this one has {is_now}: choose --out")
 
     def _write_manifest(self) -> None:
         temporary = self.folder / "manifest.json.part"
@@ -115,6 +120,23 @@ def opened(folder: Path) -> Iterator[Store]:
         yield Store(folder)
     finally:
         lock.release()
+
+
+def _resumed(before: Row, manifest: Row) -> Row:
+    """The first start's manifest with what a later start changes: more texts, arms or experiments, another machine."""
+    joined: Row = {
+        "protocols": before["protocols"] | manifest["protocols"],
+        "seeds": before["seeds"] | manifest["seeds"],
+        "arms": before["arms"] | {e: _union(before["arms"].get(e, []), arms) for e, arms in manifest["arms"].items()},
+        "texts": max(before["texts"], manifest["texts"]),
+    }
+    differs = {name: manifest[name] for name in CIRCUMSTANCES if manifest[name] != before[name]}
+    resumed = [*before.get("resumed", []), {"started": manifest["started"], **differs}]
+    return before | joined | {"finished": None, "resumed": resumed}
+
+
+def _union(before: list[str], added: list[str]) -> list[str]:
+    return list(dict.fromkeys([*before, *added]))
 
 
 def now() -> str:
