@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import signal
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ from tqdm import tqdm
 from experiments import protocol as protocols
 from experiments.facts import Fact
 from experiments.protocol import Protocol
-from experiments.score import numbers
+from experiments.score import numbers, plain_digits
 from experiments.store import FIELDS, Key, Row, now, opened, surroundings
 from npqwen.cli import add_model
 from npqwen.errors import UserError
@@ -148,43 +150,61 @@ def produce(plan: Plan, model: Model, texts: Sequence[int], jobs: int) -> Iterat
         return
     jobs = min(jobs, len(texts))
     spawn = multiprocessing.get_context("spawn")  # a forked child would inherit threads that do not exist in it
-    queue: Any = spawn.Queue()
     for name in ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(thread_count(jobs))
-    workers = [spawn.Process(target=work, args=(plan, texts[i::jobs], queue), daemon=True) for i in range(jobs)]
-    for worker in workers:
-        worker.start()
+    workers: dict[Any, Any] = {}  # the end that we read -> the process that writes
     try:
-        running = jobs
-        while running:
-            message = queue.get()
+        for i in range(jobs):
+            ours, theirs = spawn.Pipe(duplex=False)
+            workers[ours] = spawn.Process(target=work, args=(plan, texts[i::jobs], theirs), daemon=True)
+            workers[ours].start()
+            theirs.close()  # the worker holds the only one now: when it ends, however it ends, we read the end of file
+        yield from gather(workers)
+    finally:
+        for worker in workers.values():
+            worker.terminate()
+
+
+def gather(workers: dict[Any, Any]) -> Iterator[Row]:
+    """Rows of all workers as they come. Raises what a worker raised, and ChildProcessError if one ended without a word."""
+    open_ends: list[Any] = list(workers)
+    while open_ends:
+        ready: list[Any] = multiprocessing.connection.wait(open_ends)
+        for end in ready:
+            try:
+                message = end.recv()
+            except EOFError:
+                workers[end].join()
+                raise ChildProcessError(
+                    f"a process of --jobs ended with code {workers[end].exitcode} (-9: killed, often for want of "
+                    f"memory); no finished row is lost, the same command resumes, with fewer --jobs if memory is short"
+                ) from None
             if message is None:
-                running -= 1
+                open_ends.remove(end)
             elif isinstance(message, Exception):
                 raise message
             else:
                 yield message
-    finally:
-        for worker in workers:
-            worker.terminate()
 
 
-def work(plan: Plan, texts: Sequence[int], queue: Any) -> None:
-    """A process's share of the texts. It writes nothing itself, and ends when nobody is left to take its rows."""
+def work(plan: Plan, texts: Sequence[int], pipe: Any) -> None:
+    """A process's share of the texts. It writes no file, and ends when nobody is left to take its rows."""
     from npqwen import load
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    parent = multiprocessing.parent_process()
     try:
         model = load(plan.source, revision=plan.revision, kernels=plan.kernels)
         for text in texts:
             for row in text_rows(plan, model, text):
-                if parent is not None and not parent.is_alive():
-                    return
-                queue.put(row)
-        queue.put(None)
+                pipe.send(row)
+        pipe.send(None)
+    except BrokenPipeError:
+        return
     except Exception as error:
-        queue.put(error)
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+            error = RuntimeError(f"{type(error).__name__}: {error}")  # what any process can be sent
+        pipe.send(error)
 
 
 def text_rows(plan: Plan, model: Model, text: int) -> Iterator[Row]:
@@ -256,11 +276,11 @@ def read_own(text_file: str | None, question_file: str | None) -> tuple[str, tup
         raise UserError("--text-file and --question-file belong together: a text, and questions whose answer it holds")
     text = _read(text_file)
     facts = []
-    for number, line in enumerate(_read(question_file).splitlines(), 1):
+    for number, line in enumerate(_read(question_file).split("\n"), 1):
         if not line.strip():
             continue
         question, tab, gold = line.rpartition("\t")
-        gold = gold.strip()
+        gold = plain_digits(gold.strip())
         if not tab or not gold.isdecimal() or not question.strip():
             raise UserError(f"{question_file}:{number}: a question, a tab and a number are needed, found {line[:60]!r}")
         if gold not in numbers(text):
@@ -273,11 +293,10 @@ def read_own(text_file: str | None, question_file: str | None) -> tuple[str, tup
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (UnicodeDecodeError, IsADirectoryError) as error:
-        raise UserError(f"{path}: not a UTF-8 text file ({error})") from None
+        return Path(path).read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
+        found = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: cannot be read as a UTF-8 text file: {found}") from None
 
 
 def thread_count(jobs: int) -> int:

@@ -37,25 +37,34 @@ def spoken(answer: str) -> str:
 
     A block that never closes is thinking to its end; a lone </think> closes one that the prompt had opened.
     """
-    text = THINKING.sub(" ", answer).rpartition("</think>")[2]
+    return plain_digits(THINKING.sub(" ", answer).rpartition("</think>")[2])
+
+
+def plain_digits(text: str) -> str:
     return re.sub(r"\d", lambda digit: str(int(digit[0])), text)
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers of a text in reading order, thinking removed, thousands commas dropped.
+    """The numbers of a text in reading order, thousands commas dropped. Of an answer, take numbers(spoken(answer)).
 
     A number is a whole run of digits, so 4821 is found neither in 48210 nor in 14821; "4821.5" is one other number.
     A sign or hyphen is not part of it ("locker-4821"); numbers in words are not read.
     """
-    return [match[0].replace(",", "") for match in NUMBER.finditer(spoken(text))]
+    return [match[0].replace(",", "") for match in NUMBER.finditer(plain_digits(text))]
 
 
 def recall(answer: str, gold: str) -> bool:
     """Whether the digits of gold appear in the answer outside its thinking: the published measure, a plain substring.
 
-    It is blind to boundaries both ways: 48210 is a hit for 4821, "4,821" is none. score()'s `exact` is the strict one.
+    It is blind to boundaries both ways: 48210 is a hit for 4821, "4,821" is none. `exact` is the strict one.
     """
     return gold in spoken(answer)
+
+
+def exact(answer: str, gold: str) -> bool:
+    """Whether the first number of the answer, outside its thinking, is gold. Stricter than the outcome `correct`, which
+    passes over the 1 of "1. It is 4821"."""
+    return numbers(spoken(answer))[:1] == [gold]
 
 
 def stated(answer: str, known: Collection[str]) -> str | None:
@@ -102,6 +111,5 @@ def abstains(answer: str) -> bool:
 
 
 def score(answer: str, gold: str, text_numbers: Collection[str]) -> Score:
-    """The measures of one answer; `exact` says that the number it states is gold, which is the outcome `correct`."""
-    result = outcome(answer, gold, text_numbers)
-    return Score(recall=recall(answer, gold), exact=result == "correct", outcome=result)
+    """The measures of one answer: recall(), exact() and outcome()."""
+    return Score(recall=recall(answer, gold), exact=exact(answer, gold), outcome=outcome(answer, gold, text_numbers))

@@ -35,7 +35,7 @@ def guarded(program: str, run: Callable[[], int | None]) -> int:
     except UserError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
-    except FloatingPointError as error:
+    except (FloatingPointError, ChildProcessError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:

@@ -1,6 +1,7 @@
 """The runner: complete rows, one run a folder, nothing lost or doubled by a kill, nothing changed by jobs."""
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -134,6 +135,22 @@ def test_texts_in_parallel_processes_give_the_same_rows(folder, undisturbed, tmp
     assert rows(tmp_path) == rows(undisturbed)
 
 
+def killed(pipe):
+    pipe.send({"kind": "question"})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_ends_the_run_in_words_and_not_in_waiting():
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    worker = multiprocessing.get_context("spawn").Process(target=killed, args=(theirs,))
+    worker.start()
+    theirs.close()
+    got = run.gather({ours: worker})
+    assert next(got) == {"kind": "question"}
+    with pytest.raises(ChildProcessError, match="ended with code -9"):
+        next(got)
+
+
 def test_two_runs_into_one_folder_are_refused(folder, tmp_path):
     with FileLock(tmp_path / ".lock"):
         done = subprocess.run(command(folder, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -156,6 +173,17 @@ def test_another_model_or_seed_does_not_join_a_folder(folder, undisturbed, tmp_p
         assert done.returncode == 2
         assert "holds a run with" in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["How many?\t4821\n", "\ufeffHow many?\t4821\r\n", "How many?\t\u0664\u0668\u0662\u0661\n"]
+)
+def test_a_question_file_as_editors_write_it(tmp_path, line):
+    (tmp_path / "my.txt").write_text("\ufeffIts wheel has 4821 parts.", encoding="utf-8")
+    (tmp_path / "my.tsv").write_bytes(line.encode())
+    text, (fact,) = run.read_own(str(tmp_path / "my.txt"), str(tmp_path / "my.tsv"))
+    assert text == "Its wheel has 4821 parts."
+    assert (fact.number, fact.question) == ("4821", "\n\nQuestion: How many? Answer:")
 
 
 def test_ones_own_text_and_questions(folder, tmp_path):
@@ -183,7 +211,10 @@ def test_ones_own_text_and_questions(folder, tmp_path):
         (["e2", "--arms", "sign:3000"], "3000 records asked for"),
         (["e2", "--model", "./nowhere"], "no such folder"),
         (["e2", "--text-file", "a.txt"], "belong together"),
-        (["e2", "--text-file", "none.txt", "--question-file", "none.tsv"], "none.txt: no such file"),
+        (
+            ["e2", "--text-file", "none.txt", "--question-file", "none.tsv"],
+            "none.txt: cannot be read as a UTF-8 text",
+        ),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(folder, tmp_path, words, says):

@@ -1,6 +1,6 @@
 import pytest
 
-from experiments.score import numbers, outcome, recall, score
+from experiments.score import numbers, outcome, recall, score, spoken
 from npqwen.errors import UserError
 
 GOLD = "4821"
@@ -91,7 +91,7 @@ def test_superscripts_and_number_words_are_no_numbers():
     ],
 )
 def test_thinking_is_removed_whether_or_not_it_is_closed(answer, found):
-    assert numbers(answer) == found
+    assert numbers(spoken(answer)) == found
 
 
 @pytest.mark.parametrize(
@@ -158,3 +158,11 @@ def test_a_gold_that_is_not_one_number_is_refused(gold):
 def test_score_holds_all_measures_of_an_answer():
     assert score("9550, not 4821", GOLD, TEXT) == {"recall": True, "exact": False, "outcome": "misbound"}
     assert score("4,821", GOLD, TEXT) == {"recall": False, "exact": True, "outcome": "correct"}
+
+
+def test_exact_is_the_first_number_even_where_the_outcome_passes_over_a_small_one():
+    assert score("1. It is 4821", GOLD, TEXT) == {"recall": True, "exact": False, "outcome": "correct"}
+
+
+def test_a_text_that_speaks_of_think_blocks_keeps_its_numbers():
+    assert numbers("Write <think>4821</think>, then 9550.") == ["4821", "9550"]
