@@ -14,6 +14,8 @@ HOME = Path(__file__).parent
 NLL_MEASURES = ("copy_nll", "new_nll")
 QUESTION_MEASURES = ("recall", "exact", "fabricated")
 MEASURES = QUESTION_MEASURES + NLL_MEASURES
+# Below these there is nothing to measure; a likelihood needs a token to start from and one to score.
+LEAST = {"n_texts": 1, "n_facts": 1, "max_new_tokens": 1, "copy_tokens": 2, "new_tokens": 2, "horizon": 1, "n_fit": 1}
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ def override(protocol: Protocol, changes: dict[str, Any]) -> Protocol:
 
 
 def with_arms(protocol: Protocol, arms: Sequence[str]) -> Protocol:
-    """The protocol with a user's arms between its ceiling and its floor; the families whose arms are all there stay."""
+    """The protocol with a user's arms between its ceiling and its floor; the families whose arms are all there stay.
+
+    Its hash stays too: an arm's rows are the same whichever arms are measured beside it.
+    """
     wanted = tuple(dict.fromkeys(("full", "none", *arms)))
     families = tuple(f for f in protocol.families if all(arm in wanted for pair in f.pairs for arm in pair))
     return replace(protocol, arms=wanted, families=families)
@@ -110,7 +115,7 @@ def _fill(cls: Any, table: dict[str, Any], where: str, **extra: Any) -> Any:
 def _typed(value: Any, kind: Any, where: str) -> Any:
     if kind is int and type(value) is int and value >= 0:
         return value
-    if kind is float and type(value) in (int, float) and value > 0:
+    if kind is float and type(value) in (int, float) and 0 < value < float("inf"):
         return float(value)
     if kind is str and type(value) is str and value:
         return value
@@ -129,6 +134,9 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 
 def _check(protocol: Protocol, where: str) -> None:
+    for name, least in LEAST.items():
+        if getattr(protocol, name) < least:
+            raise UserError(f"{where}: {name} is {getattr(protocol, name)}, at least {least} is needed")
     arms = protocol.arms
     for arm in arms:
         if arms.count(arm) > 1:

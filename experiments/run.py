@@ -246,7 +246,9 @@ def check_identity(row: Row, chosen: Sequence[Protocol]) -> None:
 def with_overrides(
     chosen: Sequence[Protocol], arms: Sequence[str] | None, seed: int | None, own: tuple[str, tuple[Fact, ...]] | None
 ) -> tuple[list[Protocol], dict[str, Any]]:
-    """Protocols as the command line changes them. A changed protocol has another hash: its rows stand apart."""
+    """Protocols as the command line changes them. Another seed or text makes another hash: such rows stand apart."""
+    from kvmem.spec import parse
+
     overrides: dict[str, Any] = {}
     if seed is not None:
         overrides["seed"] = seed
@@ -255,7 +257,8 @@ def with_overrides(
         overrides |= {"own_text": digest, "n_texts": 1, "n_facts": len(own[1])}
     changed = [protocols.override(protocol, overrides) for protocol in chosen]
     if arms is not None:
-        changed = [protocols.with_arms(protocol, arms) for protocol in changed]
+        specs = [str(parse(arm)) for arm in arms]  # as rows name them: no stray space
+        changed = [protocols.with_arms(protocol, specs) for protocol in changed]
     return changed, overrides
 
 

@@ -21,8 +21,8 @@ def ask(
     A question is text, or ids where exact tokens matter; it follows the text directly, at position n. Answers of one
     question do not depend on the others. Raises UserError for an empty question or a model other than the memory's.
     """
-    if isinstance(questions, str):
-        raise UserError("questions: a list of questions is needed, not one text")
+    if isinstance(questions, str) or not isinstance(questions, Sequence):
+        raise UserError(f"questions: a list of questions is needed, not {type(questions).__name__}")
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UserError(
@@ -64,6 +64,8 @@ def nll(model: Model, memory: Memory, ids: Sequence[int] | np.ndarray) -> np.nda
 
 def nll_batch(model: Model, memory: Memory, sequences: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
     """nll() of several sequences, each after the text on a tail of its own, in one batch."""
+    if not sequences:
+        return []
     rows = [check_ids(model, ids) for ids in sequences]
     tails, attend_all = open_tails(model, memory, [len(row) for row in rows])
     target_T = np.concatenate([np.append(row[1:], -1) for row in rows])  # -1: a row's last token predicts nothing
@@ -81,9 +83,15 @@ def nll_batch(model: Model, memory: Memory, sequences: Sequence[Sequence[int] | 
     return [loss_T[end - len(row) : end - 1] for end, row in zip(ends, rows, strict=True)]
 
 
+def same_model(a: Model, b: Model) -> bool:
+    """Whether two opened models compute alike: one geometry, and weights in the same files."""
+    files = ([path.resolve() for path in model.weights.files] for model in (a, b))
+    return a is b or (a.config == b.config and next(files) == next(files))
+
+
 def open_tails(model: Model, memory: Memory, capacity_B: Sequence[int]) -> tuple[KVCache, Attend]:
     """Empty tails after the text, and the attention of their tokens: the memory's state merged with their own."""
-    if model.weights.files != memory.reading.model.weights.files:
+    if not same_model(model, memory.reading.model):
         raise UserError(f"the memory was read with {memory.reading.model.source}, not with {model.source}")
     longest = memory.n_tokens + max(capacity_B)
     if longest > model.config.max_position:

@@ -25,7 +25,7 @@ class Part(Protocol):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes this part keeps of the text."""
+        """Bytes that the method keeps of the text. Working copies that only save time (unpacked signs) do not count."""
 
     def state(self, q_KGTD: np.ndarray) -> State:
         """Its answer to rotated queries: out (K, G, T, D), lse (K, G, T)."""
@@ -77,29 +77,31 @@ def build(arm: str | Arm, reading: Reading, seed: int = 0, settings: Settings | 
     """
     from kvmem.spec import parse
 
-    arm = parse(arm) if isinstance(arm, str) else arm
+    recipe = parse(arm) if isinstance(arm, str) or not hasattr(arm, "build") else arm
     settings = settings or Settings()
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed {seed!r}: a whole number of 0 or more is needed")
     n_records = len(reading) - settings.n_sinks
     if n_records < 1:
-        raise UserError(f"{len(reading)} tokens and {settings.n_sinks} sinks leave no record for {arm}")
-    arm.check(n_records, reading.model.config.head_dim)
+        raise UserError(f"{len(reading)} tokens and {settings.n_sinks} sinks leave no record for {recipe}")
+    recipe.check(n_records, reading.model.config.head_dim)
     regions = (Region(reading, layer, seed, settings) for layer in range(reading.model.config.n_layers))
     with threadpool_limits(1, user_api="blas"):  # BLAS sums in another order on another number of threads
-        return Memory(arm, reading, settings, tuple(arm.build(region) for region in regions))
+        return Memory(recipe, reading, settings, tuple(recipe.build(region) for region in regions))
 
 
 def attend(memory: Memory, layer: int, q: np.ndarray) -> State:
     """What one layer sees of the text: sinks and the arm's part, merged. q (H, T, D) rotated; out (H, T, D), lse (H, T).
 
-    Raises ValueError if q does not have the model's heads and head_dim.
+    Raises ValueError if q does not have the model's heads and head_dim, or there is no such layer.
     """
-    model, n_sinks = memory.reading.model, memory.settings.n_sinks
+    model, n_sinks, q = memory.reading.model, memory.settings.n_sinks, np.asarray(q)
     H, D = model.config.n_heads, model.config.head_dim
-    if q.ndim != 3 or q.shape[0] != H or q.shape[2] != D:
-        raise ValueError(f"attend: q has shape {q.shape}, this model needs ({H}, T, {D})")
-    q_KGTD = grouped(np.asarray(q, np.float32), model.config.n_kv_heads)
+    if q.ndim != 3 or q.shape[0] != H or q.shape[2] != D or q.dtype.kind not in "fiu":
+        raise ValueError(f"attend: q is {q.dtype} of shape {q.shape}, this model needs float32 ({H}, T, {D})")
+    if layer not in range(model.config.n_layers):
+        raise ValueError(f"attend: no layer {layer}, this model has {model.config.n_layers}, from 0")
+    q_KGTD = grouped(q.astype(np.float32, copy=False), model.config.n_kv_heads)
     sink_k, sink_v = memory.reading.k[layer][:, :n_sinks], memory.reading.v[layer][:, :n_sinks]
     sinks = model.ops.attend(q_KGTD, sink_k, sink_v, scale=model.config.scale)
     state = merge(sinks, memory.parts[layer].state(q_KGTD))

@@ -24,6 +24,14 @@ class Settings:
     n_fit: int = 4096
     ridge: float = 1e-3
 
+    def __post_init__(self) -> None:
+        for name, least in (("n_sinks", 0), ("horizon", 1), ("n_fit", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(f"{name} {value!r}: a whole number of {least} or more is needed")
+        if not 0 < self.ridge < float("inf"):
+            raise UserError(f"ridge {self.ridge!r}: a number above 0 is needed")
+
 
 @dataclass(frozen=True)
 class Reading:

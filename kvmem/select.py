@@ -167,7 +167,7 @@ class Quest:
         return selected(region, choose, low_KPD.nbytes + high_KPD.nbytes)
 
     def reads(self, n_records: int, head_dim: int) -> float:
-        return 1 / self.page + self.page * self.n_pages / n_records
+        return 1 / self.page + min(self.page * self.n_pages, n_records) / n_records
 
 
 @dataclass(frozen=True)

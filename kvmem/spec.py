@@ -29,6 +29,8 @@ WHOLE: dict[str, Callable[..., Arm]] = {"full": Full, "none": Nothing}
 
 def parse(spec: str) -> Arm:
     """The arm of a spec such as ffit/8, sign:8 or lowrank16:64:8+ffit/8. UserError with the known forms otherwise."""
+    if not isinstance(spec, str):
+        raise UserError(f"arm {spec!r}: a spec in words is needed, such as 'ffit/8'")
     selector, plus, function = spec.strip().partition("+")
     if plus:
         return Mix(_one(selector, SELECTORS, spec), _one(function, FUNCTIONS, spec))
@@ -46,4 +48,4 @@ def _one(text: str, forms: dict[str, Callable[..., Arm]], spec: str) -> Arm:
 
 def _pattern(form: str) -> str:
     """ "lowrank r:c:k" -> lowrank, number, colon, number, colon, number."""
-    return re.sub(r"(?<=[ /:])[a-z]\b", "([1-9][0-9]*)", form).replace(" ", "")
+    return re.sub(r"(?<=[ /:])[a-z]\b", "([1-9][0-9]{0,8})", form).replace(" ", "")

@@ -176,7 +176,10 @@ def prefill(model: Model, cache: KVCache, rows: Sequence[np.ndarray], attend: At
 
 def check_ids(model: Model, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """Token ids as int64 (T,). UserError for an empty sequence or an id outside the model's vocabulary."""
-    ids_T = np.asarray(ids)
+    try:
+        ids_T = np.asarray(ids)
+    except ValueError:
+        raise UserError("token ids must be one list of whole numbers, not lists of different lengths") from None
     if ids_T.size == 0:
         raise UserError("no token ids: the prompt is empty and there is nothing to start from")
     if ids_T.ndim != 1 or ids_T.dtype.kind not in "iu":

@@ -350,5 +350,91 @@ def test_texts_and_questions_that_cannot_be_are_refused(model, reading, tmp_path
     sliding = toy.open_toy(tmp_path / "sliding", use_sliding_window=True, sliding_window=8, max_window_layers=1)
     with pytest.raises(UserError, match="layer 1 has a sliding window"):
         kvmem.read(sliding, [1, 2, 3])
-    with pytest.raises(ValueError, match=r"q has shape \(4, 3, 7\), this model needs \(4, T, 8\)"):
+    with pytest.raises(ValueError, match=r"shape \(4, 3, 7\), this model needs float32 \(4, T, 8\)"):
         kvmem.attend(kvmem.build("full", reading), 0, np.zeros((4, 3, 7), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("spec", "percent"),
+    [
+        ("full", 100),
+        ("none", 0),
+        ("recent/8", 12.5),
+        ("exact:8", 50.2),
+        ("sign:8", 1 / 64 * 100 + 0.4),
+        ("lowrank16:8", 6.25 + 0.4),
+        ("lowrank16:64:8", 8.05),
+        ("quest16:4", 6.25 + 3.2),
+        ("random:8", 0.4),
+        ("sign:8+ffit/8", 1 / 64 * 100 + 0.4 + 249 * 257 / (2000 * 256) * 100),
+    ],
+)
+def test_reads_are_the_published_arithmetic(spec, percent):
+    assert kvmem.parse(spec).reads(2000, 128) == pytest.approx(percent / 100)
+
+
+def test_no_arm_reads_more_records_than_there_are():
+    assert kvmem.parse("quest8:19").reads(N - 4, 128) == 1 / 8 + 1  # 19 pages of 8 are 152, 146 exist
+
+
+@pytest.mark.parametrize(("spec", "index_bytes"), [("sign:8", 8 // 8), ("lowrank4:8", 4 * 4), ("exact:8", 0)])
+def test_a_selector_stores_the_cache_and_its_index(spec, index_bytes, model, reading):
+    memory, config = kvmem.build(spec, reading), model.config
+    heads = config.n_layers * config.n_kv_heads
+    basis = heads * 4 * config.head_dim * 4 if "lowrank" in spec else 0
+    assert memory.stored_bytes == memory.full_bytes + heads * (N - 4) * index_bytes + basis
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n_sinks": -1}, "n_sinks -1: a whole number of 0 or more"),
+        ({"n_sinks": 2.0}, "n_sinks 2.0"),
+        ({"horizon": 0}, "horizon 0: a whole number of 1 or more"),
+        ({"n_fit": 0}, "n_fit 0"),
+        ({"ridge": 0}, "ridge 0: a number above 0"),
+        ({"ridge": float("nan")}, "ridge nan"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes, says):
+    with pytest.raises(UserError, match=says):
+        Settings(**changes)
+
+
+def test_no_sinks_are_possible(model, reading, future):
+    for spec, want in (("full", exact_states(model, reading, future)), ("sign:8", None)):
+        got = states(kvmem.build(spec, reading, settings=Settings(n_sinks=0)), future)
+        assert_same(got, want) if want else None
+        assert all(np.isfinite(state.out).all() for state in got)
+
+
+def test_what_is_no_spec_no_question_and_no_query_is_said_in_words(model, reading):
+    memory = kvmem.build("full", reading)
+    for spec in (None, 5, ["ffit/8"]):
+        with pytest.raises(UserError, match="a spec in words is needed"):
+            kvmem.build(spec, reading)
+    with pytest.raises(UserError, match="is unknown"):
+        kvmem.build("ffit/" + "9" * 5000, reading)
+    with pytest.raises(UserError, match="a list of questions is needed, not int"):
+        kvmem.ask(model, memory, 5)
+    with pytest.raises(UserError, match="lists of different lengths"):
+        kvmem.read(model, [[1, 2], [3]])
+    assert nll_batch(model, memory, []) == []
+    q = reading.q[0][:, :2]
+    np.testing.assert_array_equal(kvmem.attend(memory, 0, q.tolist()).out, kvmem.attend(memory, 0, q).out)
+    with pytest.raises(ValueError, match="complex64"):
+        kvmem.attend(memory, 0, q.astype(np.complex64))
+    with pytest.raises(ValueError, match="no layer 3, this model has 3, from 0"):
+        kvmem.attend(memory, 3, q)
+
+
+def test_a_memory_belongs_to_a_model_not_to_a_path(model, reading, tmp_path):
+    from dataclasses import replace
+
+    memory = kvmem.build("full", reading)
+    link = tmp_path / "link"
+    link.symlink_to(model.folder)
+    assert len(kvmem.nll(npqwen.load(link, kernels=model.ops.name), memory, [1, 2])) == 1
+    other = replace(model, config=replace(model.config, eps=1e-3))
+    with pytest.raises(UserError, match="the memory was read with"):
+        kvmem.nll(other, memory, [1, 2])
