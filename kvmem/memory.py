@@ -77,7 +77,7 @@ def build(arm: str | Arm, reading: Reading, seed: int = 0, settings: Settings | 
     """
     from kvmem.spec import parse
 
-    recipe = parse(arm) if isinstance(arm, str) or not hasattr(arm, "build") else arm
+    recipe = parse(arm)
     settings = settings or Settings()
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed {seed!r}: a whole number of 0 or more is needed")

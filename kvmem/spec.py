@@ -27,9 +27,14 @@ SELECTORS: dict[str, Callable[..., Arm]] = {
 WHOLE: dict[str, Callable[..., Arm]] = {"full": Full, "none": Nothing}
 
 
-def parse(spec: str) -> Arm:
-    """The arm of a spec such as ffit/8, sign:8 or lowrank16:64:8+ffit/8. UserError with the known forms otherwise."""
+def parse(spec: str | Arm) -> Arm:
+    """The arm of a spec such as ffit/8, sign:8 or lowrank16:64:8+ffit/8. UserError with the known forms otherwise.
+
+    An arm, of ours or of yours, is its own parse.
+    """
     if not isinstance(spec, str):
+        if hasattr(spec, "build"):
+            return spec
         raise UserError(f"arm {spec!r}: a spec in words is needed, such as 'ffit/8'")
     selector, plus, function = spec.strip().partition("+")
     if plus:
