@@ -9,14 +9,10 @@ from typing import Any
 
 from experiments import protocol
 from experiments.protocol import NLL_MEASURES, Protocol
+from experiments.store import FIELDS, Key, Row, key
 from npqwen.errors import UserError
 
-KEYS = (
-    *("experiment", "protocol_sha256", "model", "weights_sha256", "text", "arm", "kind", "item", "gold", "answer"),
-    *("outcome", "recall", "exact", "nll", "value", "seconds"),
-)
 IDENTITY = ("protocol_sha256", "model", "weights_sha256")
-Row = dict[str, Any]
 Answers = dict[tuple[int, int], bool]
 
 
@@ -99,7 +95,7 @@ def _one(path: Path, manifest: Row) -> Evidence:
     if manifest and not manifest.get("finished"):
         missing.append("the end of the run; the same command resumes it")
     by_kind: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    seen: set[tuple[Any, ...]] = set()
+    seen: set[Key] = set()
     first: Row = {}
     lines = path.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, 1):
@@ -114,10 +110,9 @@ def _one(path: Path, manifest: Row) -> Evidence:
             raise UserError(f"{path}:{number}: not a JSON row: {line[:60]!r}") from None
         _accept(row, first, declared, f"{path}:{number}")
         first = first or row
-        key = (row["kind"], row["arm"], row["text"], row["item"])
-        if key in seen:
-            raise UserError(f"{path}:{number}: a second row for {' '.join(map(str, key))}")
-        seen.add(key)
+        if key(row) in seen:
+            raise UserError(f"{path}:{number}: a second row for {' '.join(map(str, key(row)))}")
+        seen.add(key(row))
         by_kind[row["kind"], row["arm"]].append(row)
     if not by_kind:
         raise UserError(f"{path}: holds no whole row yet")
@@ -125,17 +120,17 @@ def _one(path: Path, manifest: Row) -> Evidence:
 
 
 def _accept(row: Any, first: Row, declared: Protocol, where: str) -> None:
-    if not isinstance(row, dict) or any(key not in row for key in KEYS):
-        lacking = [key for key in KEYS if not isinstance(row, dict) or key not in row]
+    if not isinstance(row, dict) or any(name not in row for name in FIELDS):
+        lacking = [name for name in FIELDS if not isinstance(row, dict) or name not in row]
         raise UserError(f"{where}: a row without '{lacking[0]}'")
     if row["experiment"] != declared.name:
         raise UserError(f"{where}: a row of experiment '{row['experiment']}' in the file of '{declared.name}'")
     if row["protocol_sha256"] != declared.sha256:
         found, wanted = str(row["protocol_sha256"])[:12], declared.sha256[:12]
         raise UserError(f"{where}: a row of protocol {found}, but {declared.name}/protocol.toml is {wanted}: run again")
-    for key in IDENTITY:
-        if first and row[key] != first[key]:
-            raise UserError(f"{where}: {key} {row[key]!r} among rows of {first[key]!r}; keep one model a folder")
+    for name in IDENTITY:
+        if first and row[name] != first[name]:
+            raise UserError(f"{where}: {name} {row[name]!r} among rows of {first[name]!r}; keep one model a folder")
 
 
 def _lacking(declared: Protocol, by_kind: dict[tuple[str, str], list[Row]]) -> list[str]:

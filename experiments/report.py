@@ -24,7 +24,18 @@ SECTIONS = (
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments report", description=__doc__)
     parser.add_argument("folder", metavar="DIR", help="the folder that a run wrote")
-    print(f"\nThe whole report: {report(parser.parse_args(argv).folder)}")
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="also keep a finished run's rows, manifest and RESULT.md in experiments/EXPERIMENT/results/MODEL",
+    )
+    args = parser.parse_args(argv)
+    page_file = report(args.folder)
+    if args.publish:
+        from experiments.publish import publish
+
+        print("", *(f"Published: {target}" for target in publish(args.folder)), sep="\n")
+    print(f"\nThe whole report: {page_file}")
     return 0
 
 
@@ -92,7 +103,7 @@ def result(one: Evidence) -> str:
     remarks = [f"{tables.source()}: {text}" for text in tables.remarks(one.protocol.name)]
     parts += [
         "## Tables",
-        *(_markdown(table) for table in tables.all_tables(one)),
+        *(markdown(table) for table in tables.all_tables(one)),
         *([_items(remarks)] if remarks else []),
     ]
     parts += ["## Fabrications, word for word", _fabrications(one)]
@@ -118,7 +129,7 @@ def _items(lines: list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _markdown(table: Table) -> str:
+def markdown(table: Table) -> str:
     rows = [table.columns, ("---",) * len(table.columns), *table.rows]
     body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
     return f"### {table.title}\n\n{body}" + (f"\n\n{table.note}" if table.note else "")

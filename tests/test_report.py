@@ -12,7 +12,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments import decide, evidence, figures, hypotheses, protocol, report, tables
+from experiments import decide, evidence, figures, hypotheses, protocol, publish, report, tables
+from experiments.store import FIELDS
 from npqwen.errors import UserError
 
 NASTY = ' <b onclick="x()">\'&amp;</code></script><script>document.title="owned"</script>\n| ` \x00 \u2028 é 4821'
@@ -34,7 +35,7 @@ def rate(arm):
 
 
 def make_row(declared, **given):
-    base = dict.fromkeys(evidence.KEYS)
+    base = dict.fromkeys(FIELDS)
     base |= {
         "experiment": declared.name,
         "protocol_sha256": declared.sha256,
@@ -394,7 +395,7 @@ def test_published_figures_name_arms_and_pairs_of_the_protocols():
 
 
 def test_the_report_asks_for_no_model_code():
-    """Beyond the standard library: scipy, numpy, the report's own modules, and the class of a user's mistake."""
+    """Beyond the standard library: scipy, numpy, the file lock, our own modules, and the class of a user's mistake."""
     own = {
         "protocol",
         "stats",
@@ -407,6 +408,8 @@ def test_the_report_asks_for_no_model_code():
         "charts",
         "page",
         "report",
+        "publish",
+        "store",
     }
     for name in own:
         for node in ast.walk(ast.parse((protocol.HOME / f"{name}.py").read_text())):
@@ -418,6 +421,31 @@ def test_the_report_asks_for_no_model_code():
                 elif module.startswith("experiments."):
                     assert module.removeprefix("experiments.") in own
                 else:
-                    assert (
-                        module in ("npqwen.errors", "numpy", "scipy") or module.split(".")[0] in sys.stdlib_module_names
-                    )
+                    outside = ("npqwen.errors", "numpy", "scipy", "filelock")
+                    assert module in outside or module.split(".")[0] in sys.stdlib_module_names
+
+
+def test_only_a_whole_run_of_committed_code_is_published(whole, tmp_path):
+    made = publish.publish(whole, tmp_path)
+    assert made == [tmp_path / name / "results" / "made-up" for name in ("e0", "e1", "e2")]
+    for name, folder in zip(("e0", "e1", "e2"), made, strict=True):
+        assert (folder / f"{name}.jsonl").read_bytes() == (whole / f"{name}.jsonl").read_bytes()
+        assert (folder / "RESULT.md").read_text() == report.result(evidence.read(folder)[0])
+        assert "[made-up](results/made-up/RESULT.md)" in (tmp_path / name / "RESULT.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dirty": True}, "uncommitted changes"),
+        ({"finished": None}, "the end of the run"),
+        ({"commit": None, "dirty": None}, "outside a repository"),
+    ],
+)
+def test_what_cannot_be_traced_to_a_commit_or_is_cut_short_is_not_published(tmp_path, change, says):
+    write(tmp_path, make_rows("e2"))
+    manifest = json.loads((tmp_path / "manifest.json").read_text()) | change
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=f"e2 cannot be published: .*{says}"):
+        publish.publish(tmp_path, tmp_path / "home")
+    assert not (tmp_path / "home").exists()
