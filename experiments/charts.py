@@ -195,6 +195,9 @@ def _layers(evidence: Evidence, key: str) -> Chart | None:
 
 
 def _mass(evidence: Evidence) -> Chart | None:
-    arms = [arm for arm in evidence.arms if "/" in arm and "+" not in arm]
+    """Of each kind of memory one size, the middle one of those that were measured: more lines cannot be told apart."""
+    sized = [arm for arm in evidence.arms if "/" in arm and "+" not in arm]
+    sizes = sorted({int(arm.partition("/")[2]) for arm in sized})
+    arms = [arm for arm in sized if arm.endswith(f"/{sizes[len(sizes) // 2]}")]
     title = "Error of the log mass, nats per layer"
     return _per_layer(evidence, arms, title, "nats", 1, lambda arm: lse_error(evidence, arm))

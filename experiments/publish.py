@@ -45,12 +45,52 @@ def publish(folder: str | Path, home: Path = HOME) -> list[Path]:
         made.append(target)
         text = overview([evidence.read(path)[0] for path in results(name, home)])
         (home / name / "RESULT.md").write_text(text, encoding="utf-8", newline="\n")
+    if home == HOME:
+        update_readme(HOME.parent / "README.md")
     return made
 
 
 def results(name: str, home: Path = HOME) -> list[Path]:
     """The folders of an experiment's published results, the embedded model first, then by name."""
     return sorted((home / name / "results").iterdir(), key=lambda path: (path.name != "tiny", path.name))
+
+
+# What README shows of the results: the experiment that an arm's figures are taken from, and the arm.
+IN_BRIEF = (
+    *(("e0", arm) for arm in ("full", "none", "recent/8", "centroid/8", "ffit/8")),
+    *(("e1", arm) for arm in ("sign:8", "sign:8+ffit/8", "exact:8", "exact:8+ffit/8")),
+    *(
+        ("e2", arm)
+        for arm in ("lowrank16:8", "lowrank16:64:8", "lowrank16:64:8+ffit/8", "quest16:4", "quest16:4+ffit/8")
+    ),
+)
+MARKS = "<!-- results: written by python -m experiments report DIR --publish -->\n", "<!-- end of results -->\n"
+
+
+def in_brief(home: Path = HOME) -> str:
+    """README's table: recall %, fabricated % and copy NLL of chosen arms, every model that all experiments have."""
+    found = {name: {path.name: evidence.read(path)[0] for path in results(name, home)} for name in ("e0", "e1", "e2")}
+    models = [model for model in found["e0"] if all(model in of for of in found.values())]
+
+    def cell(one: Evidence, arm: str) -> str:
+        shares = (share(one, arm, measure) for measure in ("recall", "fabricated"))
+        percents = (number(found.value if found else None, 1, 100) for found in shares)
+        return " / ".join((*percents, MEASURES["copy_nll"][1](one, arm)))
+
+    rows = [
+        (f"`{arm}`", *(cell(found[name][model], arm) for model in models), published(name, "recall", arm))
+        for name, arm in IN_BRIEF
+    ]
+    lines = [("arm", *models, f"{source()}: recall"), ("---",) * (len(models) + 2), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def update_readme(path: Path, home: Path = HOME) -> None:
+    """Puts in_brief() between its marks; a README without them is left as it is."""
+    before, mark, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if mark and end:
+        path.write_text(before + mark + in_brief(home) + end + after, encoding="utf-8", newline="\n")
 
 
 def overview(found: list[Evidence]) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import toy
+from test_fits import output_errors
 
 import kvmem
 import npqwen
@@ -67,3 +68,12 @@ def test_the_full_arm_is_plain_attention_and_recalls_what_none_does_not(real_mod
     assert recall["full"] >= 12
     assert recall["none"] <= 1
     assert recall["lowrank16:64:8"] >= recall["full"] - 5
+
+
+def test_fitted_values_beat_mean_values_on_fresh_queries_in_nearly_all_layers(real_model):
+    model = npqwen.load(real_model)
+    subject = measure.prepare(model, protocol.load(protocol.path_of("e0")), 1)
+    for f, share_of_layers in ((16, 0.9), (8, 0.9), (4, 0.8)):
+        ratio = output_errors(model, subject, f"ffit/{f}") / output_errors(model, subject, f"centroid/{f}")
+        print(f"\n1/{f}: less error in {(ratio < 1).sum()} of {len(ratio)} layers, median ratio {np.median(ratio):.3f}")
+        assert (ratio < 1).mean() >= share_of_layers

@@ -55,3 +55,8 @@ def test_the_overview_is_what_all_models_say(name):
 def test_the_embedded_model_is_among_the_results(name):
     manifest = json.loads((protocol.HOME / name / "results/tiny/manifest.json").read_text(encoding="utf-8"))
     assert manifest["model"] == "tiny"
+
+
+def test_readmes_table_is_what_the_rows_say():
+    text = (protocol.HOME.parent / "README.md").read_text(encoding="utf-8")
+    assert publish.MARKS[0] + publish.in_brief() + publish.MARKS[1] in text
