@@ -30,7 +30,7 @@ class Chart:
 
 
 def charts(evidence: Evidence) -> list[Chart]:
-    own = {"e0": _by_size, "e1": _by_arm, "e2": _by_reads}[evidence.protocol.name]
+    own = {"e0": _by_size, "e1": _by_arm}.get(evidence.protocol.name, _by_reads)
     found = [own(evidence, "recall"), own(evidence, "copy_nll"), _outcomes(evidence), *_differences(evidence)]
     found += [_layers(evidence, "top8_share"), _layers(evidence, "mass_share"), _mass(evidence)]
     return [chart for chart in found if chart]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import kvmem
-from experiments.facts import Fact, place
+from experiments.facts import Fact, Text, place
 from experiments.protocol import Protocol
 from experiments.score import numbers, score
 from kvmem.ask import ask_rows, nll_batch, open_tails
@@ -47,9 +48,7 @@ def prepare(model: Model, protocol: Protocol, text: int, own: tuple[str, tuple[F
     if tokenizer is None:
         raise no_tokenizer(model.folder)
     if own is None:
-        prose = next(TEXTS.glob(f"{text}_*.txt")).read_text(encoding="utf-8")
-        rng = Random(f"{protocol.seed} {text}")
-        placed = place(prose, protocol.n_facts, protocol.n_tokens, tokenizer.encode_plain, rng)
+        placed = placed_text(protocol, text, tokenizer.encode_plain)
         content, facts = placed.text, placed.facts
     else:
         content, facts = own
@@ -72,6 +71,20 @@ def prepare(model: Model, protocol: Protocol, text: int, own: tuple[str, tuple[F
         copy_ids=ids[middle : middle + protocol.copy_tokens],
         new_ids=new_ids,
     )
+
+
+def placed_text(protocol: Protocol, text: int, encode: Callable[[str], Sequence[int]]) -> Text:
+    """Our prose number `text` with a protocol's facts in it; for more tokens than it has, the texts after it follow."""
+    files = sorted(TEXTS.glob("[0-9]_*.txt"))
+    files = files[text - 1 :] + files[: text - 1]
+    for n_files in range(1, len(files) + 1):
+        prose = "\n\n".join(file.read_text(encoding="utf-8") for file in files[:n_files])
+        rng = Random(f"{protocol.seed} {text}")
+        try:
+            return place(prose, protocol.n_facts, protocol.n_tokens, encode, rng)
+        except ValueError as error:
+            too_short = error
+    raise UserError(f"{protocol.name}: {protocol.n_tokens} tokens are more than all our texts: {too_short}")
 
 
 def identity_gap(model: Model, subject: Subject) -> float:

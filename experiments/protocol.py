@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -63,8 +64,13 @@ def path_of(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """The experiments that exist, in order."""
+    """The experiments that exist, in order: e0 e1 e2 first."""
     return sorted(path.parent.name for path in HOME.glob("*/protocol.toml"))
+
+
+def standard() -> list[str]:
+    """The experiments that run when none is named; the others need a model with a longer context, and more time."""
+    return [name for name in names() if re.fullmatch(r"e\d", name)]
 
 
 def load(path: str | Path) -> Protocol:

@@ -51,7 +51,9 @@ def publish(folder: str | Path, home: Path = HOME) -> list[Path]:
 
 
 def results(name: str, home: Path = HOME) -> list[Path]:
-    """The folders of an experiment's published results, the embedded model first, then by name."""
+    """The folders of an experiment's published results, the embedded model first, then by name; none is possible."""
+    if not (home / name / "results").is_dir():
+        return []
     return sorted((home / name / "results").iterdir(), key=lambda path: (path.name != "tiny", path.name))
 
 

@@ -56,7 +56,7 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
-    chosen = [protocols.load(protocols.path_of(name)) for name in args.experiments or protocols.names()]
+    chosen = [protocols.load(protocols.path_of(name)) for name in args.experiments or protocols.standard()]
     own = read_own(args.text_file, args.question_file)
     chosen, overrides = with_overrides(chosen, args.arms, args.seed, own)
     check_arms(chosen)
@@ -128,7 +128,9 @@ def parser() -> argparse.ArgumentParser:
             "      my.tsv: a question, a tab and the number that answers it, one a line"
         ),
     )
-    top.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help="e0 e1 e2 (default: all that exist)")
+    top.add_argument(
+        "experiments", nargs="*", metavar="EXPERIMENT", help="e0 e1 e2 (default: these) long8 long16 (one long text)"
+    )
     add_model(top)
     top.add_argument("--out", help="folder of the results (default: runs/MODEL)")
     top.add_argument("--texts", type=int, help="only the first N texts")

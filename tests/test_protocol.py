@@ -39,6 +39,17 @@ def test_e1_declares_the_function_at_an_eighth_against_none_for_both_selectors_a
     assert set(family.pairs) == {(f"{s}:{k}+ffit/8", f"{s}:{k}") for s in ("sign", "exact") for k in (8, 16)}
 
 
+def test_the_long_texts_are_named_to_run_and_say_what_e2_says_but_for_their_length():
+    assert protocol.standard() == ["e0", "e1", "e2"]
+    assert protocol.names() == ["e0", "e1", "e2", "long16", "long8"]
+    e2, *longs = (protocol.load(protocol.path_of(name)) for name in ("e2", "long8", "long16"))
+    for one, n_tokens in zip(longs, (8000, 16000), strict=True):
+        assert (one.n_tokens, one.n_texts, one.n_facts) == (n_tokens, 1, 20)
+        for name in ("copy_tokens", "new_tokens", "n_sinks", "horizon", "n_fit", "ridge", "check_limit", "decision"):
+            assert getattr(one, name) == getattr(e2, name)
+        assert set(one.arms) < set(e2.arms)
+
+
 def test_e0_has_every_kind_at_every_size():
     arms = protocol.load(protocol.path_of("e0")).arms
     kinds = ("recent", "centroid", "ffit", "frand", "random")

@@ -6,6 +6,7 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "experiments" / "texts"
 PATHS = sorted(FOLDER.glob("*.txt"))
 READ = [path for path in PATHS if re.fullmatch(r"[1-6]_[a-z_]+", path.stem)]
+LONG = [path for path in PATHS if re.fullmatch(r"[7-9]_[a-z_]+", path.stem)]
 NEW = [path for path in PATHS if re.fullmatch(r"new_[1-6]", path.stem)]
 each_text = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
@@ -17,7 +18,8 @@ def sentences(path):
 def test_there_are_six_texts_and_new_prose_for_each():
     assert [path.stem[0] for path in READ] == list("123456")
     assert [path.stem for path in NEW] == [f"new_{number}" for number in range(1, 7)]
-    assert len(PATHS) == 12
+    assert [path.stem[0] for path in LONG] == list("789")
+    assert len(PATHS) == 15
 
 
 @pytest.mark.parametrize("path", READ, ids=lambda path: path.stem)
