@@ -1,77 +1,221 @@
-"""Numba twins of select.py's three steps. A worker takes a run of queries; no query's result depends on another's."""
+"""Numba twins of select.py's three steps: they read an index, the shortlisted records, and nothing else.
+
+`best` never holds a matrix of scores. A worker takes (kv head, tile of queries, chunk of units), scores one block of units
+after another for all its queries, and keeps the k best of each query in a list. The k best of a row are the same however
+its units are cut into chunks, and rows share no sums: neither the threads nor the other queries change a bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from functools import cache
 from typing import Any
 
+import numba
 import numpy as np
-from numba import prange
+from numba import types
 
+from kvmem.index import BLOCK, Index, Keys, PageBounds, ShortKeys, SignBits
+from kvmem.select import top
 from npqwen import threads
 from npqwen.jit import jit
+from npqwen.kernels_exp import exp
+from npqwen.kernels_simd import (
+    LANES,
+    MASKED,
+    SUM_ROWS,
+    SUM_VECTORS,
+    TILE_K,
+    above,
+    dot_row,
+    lowest_bit,
+    prefetch,
+    sum_masked,
+    sum_tile,
+    take,
+    transpose_tile,
+)
+from npqwen.scratch import scratch
+
+assert BLOCK == MASKED
+TILE = 48  # queries that meet a block together
+ITEMS = 8  # wanted at least, so that threads end together; chunks are not cut below MIN_CHUNK units for it
+MIN_CHUNK = 1024
+ROWS = 16  # queries of one item in the steps after `best`
+PAD = 16
+AHEAD = 4  # records asked for before they are used: they lie anywhere
+ALONE = 1 << 14  # numbers read: below, starting the threads costs more than they save
+
+KNOWN = (Keys, SignBits, ShortKeys, PageBounds)
+KEYS, SIGNS, FLOATS = 0, 1, 2  # how they lie in memory
 
 
-def top(score_RM: np.ndarray, k: int) -> np.ndarray:
-    """Indices (R, k), int64, of each row's k largest scores, in index order; of equal scores the lowest indices."""
-    out_Rk = np.empty((len(score_RM), k), np.int64)
-    _run(_top_rows, _top, np.ascontiguousarray(score_RM), out_Rk)
-    return out_Rk
+def best(index: Index, q_KRD: np.ndarray, k: int) -> np.ndarray:
+    """The k units that an index scores highest for each query, (K, R, k), int64, in index order.
+
+    An index that these kernels do not know gives its scores in NumPy.
+    """
+    if not isinstance(index, KNOWN):
+        return top(index.scores(q_KRD), k)
+    K, R, D = q_KRD.shape
+    U = index.n_units
+    n_tiles = -(-R // TILE)
+    chunks = max(1, min(-(-ITEMS // max(1, K * n_tiles)), U // MIN_CHUNK))
+    found_KRCk, score_KRCk = np.empty((K, R, chunks, k), np.int64), np.empty((K, R, chunks, k), np.float32)
+    if found_KRCk.size:
+        source = _source(index, q_KRD)
+        step, width = _step(source), SUM_ROWS * (BLOCK + PAD) + BLOCK * -(-D // TILE_K) * TILE_K + PAD
+        _run("best", TILE * step + width, K * R * U, (*source, U, score_KRCk, found_KRCk))
+    if chunks > 1:
+        _compiled("merge", parallel=False)(score_KRCk, found_KRCk)
+    return found_KRCk[:, :, 0]
 
 
-def recheck(q_RD: np.ndarray, k_MD: np.ndarray, short_Rc: np.ndarray, k: int) -> np.ndarray:
-    """The k of each query's shortlist with the largest exact scores, (R, k)."""
-    out_Rk = np.empty((len(q_RD), k), np.int64)
-    _run(_recheck_rows, _recheck, q_RD, k_MD, short_Rc, out_Rk)
-    return out_Rk
+def recheck(q_KRD: np.ndarray, k_KMD: np.ndarray, short_KRc: np.ndarray, k: int) -> np.ndarray:
+    """The k of each query's shortlist with the largest exact scores, (K, R, k)."""
+    out_KRk = np.empty((*q_KRD.shape[:2], k), np.int64)
+    if out_KRk.size:
+        _run("recheck", short_KRc.shape[2] + k, short_KRc.size * q_KRD.shape[2], (q_KRD, k_KMD, short_KRc, out_KRk))
+    return out_KRk
 
 
 def attend_chosen(
-    q_RD: np.ndarray, k_MD: np.ndarray, v_MD: np.ndarray, chosen_Rk: np.ndarray, scale: float
+    q_KRD: np.ndarray, k_KMD: np.ndarray, v_KMD: np.ndarray, chosen_KRk: np.ndarray, scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """State (out_RD, lse_R) of each query over its own records; an index of -1 is no record."""
-    out_RD, lse_R = np.empty((len(q_RD), v_MD.shape[1]), np.float32), np.empty(len(q_RD), np.float32)
-    _run(_attend_rows, _attend_chosen, q_RD, k_MD, v_MD, chosen_Rk, np.float32(scale), out_RD, lse_R)
-    return out_RD, lse_R
+    """State (out_KRD, lse_KR) of each query over its own records; an index of -1 is no record."""
+    out_KRD, lse_KR = np.empty(q_KRD.shape, np.float32), np.empty(q_KRD.shape[:2], np.float32)
+    if lse_KR.size:
+        arrays = (q_KRD, k_KMD, v_KMD, chosen_KRk, np.float32(scale), out_KRD, lse_KR)
+        _run("attend", chosen_KRk.shape[2] + 1, chosen_KRk.size * q_KRD.shape[2], arrays)
+    return out_KRD, lse_KR
 
 
-def _run(rows: Callable[..., None], parallel: Callable[..., None], *arrays: Any) -> None:
-    """One kernel at a time; `parallel` gives each worker an equal run of rows, one worker takes them all itself."""
+def _source(index: Index, q_KRD: np.ndarray) -> tuple[Any, ...]:
+    """What the kernel reads of an index: its kind, queries, a basis they are turned into, keys, bits, floats."""
+    keys, bits = np.empty((0, 0, 0), np.float32), np.empty((0, 0, 0), np.uint64)
+    basis, floats = np.empty((0, 0, 0), np.float32), np.empty((0, 0, 0, 0), np.float32)
+    match index:
+        case Keys(k_KMD):
+            return KEYS, q_KRD, basis, k_KMD, bits, floats
+        case SignBits(bits_KbD):
+            return SIGNS, q_KRD, basis, keys, bits_KbD, floats
+        case ShortKeys(basis_KDr, short_KbrI):
+            return FLOATS, q_KRD, basis_KDr, keys, bits, short_KbrI
+        case PageBounds(bounds_KbxI):
+            return FLOATS, index.parts(q_KRD), basis, keys, bits, bounds_KbxI
+    raise TypeError(f"{type(index).__name__} has no kernel")
+
+
+def _step(source: tuple[Any, ...]) -> int:
+    """Distance between the rows of queries in a worker's buffer."""
+    _, q_KRD, basis, *_ = source
+    return -(-(basis.shape[2] or q_KRD.shape[2]) // LANES) * LANES + PAD
+
+
+def _run(name: str, per_worker: int, work: int, arguments: tuple[Any, ...]) -> None:
+    """One kernel at a time; its workers take items from a counter and have a part of one buffer each."""
+    per_worker = -(-per_worker // 16) * 16
+    counter = np.zeros(1, np.int64)
     with threads.lock:
         workers = threads.workers()
-        if workers == 1:
-            rows(0, 1, *arrays)
+        buffers = scratch("select", workers * per_worker).reshape(workers, per_worker)
+        if workers == 1 or work < ALONE:
+            _compiled(name, parallel=False)(*arguments, buffers[0], counter)
         else:
-            parallel(workers, *arrays)
-
-
-LANES = 16
+            _compiled(name, parallel=True)(*arguments, buffers, counter, workers)
 
 
 @jit(exact=True)
-def _dot(q_RD, r, k_MD, m, lane):
-    """q_r . k_m in LANES sums that meet at the end: they fill a vector register, and their order is fixed.
-
-    Left free to reorder, the compiler chooses another order for one thread than for two.
-    """
-    D = q_RD.shape[1]
-    lane[:] = 0
-    whole = D // LANES * LANES
-    for d in range(0, whole, LANES):
-        for i in range(LANES):
-            lane[i] += q_RD[r, d + i] * k_MD[m, d + i]
-    for d in range(whole, D):
-        lane[d - whole] += q_RD[r, d] * k_MD[m, d]
-    total = np.float32(0)
-    for i in range(LANES):
-        total += lane[i]
-    return total
+def _best(kind, q, basis, keys, bits, floats, n_units, score_KRCk, found_KRCk, buffer, counter):
+    K, R, C, k = found_KRCk.shape
+    D = q.shape[2]
+    X = basis.shape[2] if basis.size else D
+    step = (X + LANES - 1) // LANES * LANES + PAD
+    queries, buffer = buffer[: TILE * step], buffer[TILE * step :]
+    scores, buffer = buffer[: SUM_ROWS * (BLOCK + PAD)], buffer[SUM_ROWS * (BLOCK + PAD) :]
+    ones, turned = buffer[:PAD], buffer[PAD:]
+    ones[:] = 1
+    n_blocks, n_tiles = (n_units + BLOCK - 1) // BLOCK, (R + TILE - 1) // TILE
+    while True:
+        item: int = take(counter)
+        if item >= K * n_tiles * C:
+            return
+        chunk, item = item % C, item // C
+        head, tile = item // n_tiles, item % n_tiles
+        r0, r1 = tile * TILE, min((tile + 1) * TILE, R)
+        for r in range(r0, r1):
+            if basis.size:
+                _multiply(q, (head * R + r) * D, D, basis, head * D * X, X, queries, (r - r0) * step, ones)
+            else:
+                queries[(r - r0) * step : (r - r0) * step + D] = q[head, r]
+        score_KRCk[head, r0:r1, chunk] = -np.inf
+        found_KRCk[head, r0:r1, chunk] = -1
+        for block in range(chunk * n_blocks // C, (chunk + 1) * n_blocks // C):
+            n = min(BLOCK, n_units - block * BLOCK)
+            inside = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(BLOCK - n)
+            if kind == KEYS:
+                _turn(keys, head, block * BLOCK, n, D, turned)
+            groups = (r1 - r0 + SUM_ROWS - 1) // SUM_ROWS
+            for group in range(groups):
+                a, b = group * (r1 - r0) // groups, (group + 1) * (r1 - r0) // groups
+                if kind == SIGNS:  # twice the sum over the dimensions of sign 1, less the sum over all, is q . sign(k)
+                    at = (head * n_blocks + block) * X
+                    sum_masked(queries, a * step, step, bits, at, X, scores, 0, BLOCK + PAD, b - a)
+                elif kind == KEYS:
+                    _sum_block(queries, a * step, step, turned, 0, X, scores, ones, b - a)
+                else:
+                    at = (head * n_blocks + block) * X * BLOCK
+                    _sum_block(queries, a * step, step, floats, at, X, scores, ones, b - a)
+                for r in range(a, b):
+                    values, indices = score_KRCk[head, r0 + r, chunk], found_KRCk[head, r0 + r, chunk]
+                    _keep_best(scores, (r - a) * (BLOCK + PAD), inside, block * BLOCK, values, indices)
+        if C == 1:
+            for r in range(r0, r1):
+                _sort(found_KRCk[head, r, 0])
 
 
 @jit(exact=True)
-def _insert(value, index, values, indices, filled):
-    """Puts (value, index) into the descending list; an equal value that came before stays before."""
-    at = min(filled, len(values) - 1)
+def _multiply(q, q0, D, basis, b0, X, out, out0, ones):
+    """out[out0 + x] = sum_d q[q0 + d] basis[b0 + d X + x]."""
+    for x in range(0, X, LANES):
+        sum_tile(q, q0, 0, basis, b0 + x, X, D, out, out0 + x, 0, ones, 0, True, min(LANES, X - x), 1)
+
+
+@jit(exact=True)
+def _sum_block(queries, q0, step, x, x0, X, scores, ones, rows):
+    """Scores of a block's units, whose numbers lie dimension by dimension in x."""
+    for i in range(0, BLOCK, SUM_VECTORS * LANES):
+        width = SUM_VECTORS * LANES
+        sum_tile(queries, q0, step, x, x0 + i, BLOCK, X, scores, i, BLOCK + PAD, ones, 0, True, width, rows)
+
+
+@jit(exact=True)
+def _turn(keys, head, m0, n, D, turned):
+    """turned[d BLOCK + i] = k_{m0 + i}[d]."""
+    row = keys.strides[1] // 4
+    k0 = head * (keys.strides[0] // 4) + m0 * row
+    for i in range(0, n, LANES):
+        for d in range(0, D, TILE_K):
+            at = k0 + i * row + d
+            transpose_tile(keys, at, row, min(LANES, n - i), min(TILE_K, D - d), turned, d * BLOCK + i, BLOCK)
+
+
+@jit(exact=True)
+def _keep_best(scores, at, inside, first, values, indices):
+    """The descending list (values, indices) after a block; of equal scores the lowest indices stay, NaN never comes in."""
+    last = len(values) - 1
+    better = np.uint64(above(scores, at, values[last]) & inside)
+    while better:
+        i = lowest_bit(better)
+        better = np.uint64(better & (better - np.uint64(1)))
+        if scores[at + i] > values[last]:  # still: the list may have risen since
+            _insert(scores[at + i], first + i, values, indices)
+
+
+@jit(exact=True)
+def _insert(value, index, values, indices):
+    """Puts (value, index) into the descending list in place of its last; an equal value that came before stays before."""
+    at = len(values) - 1
     while at > 0 and values[at - 1] < value:
         values[at] = values[at - 1]
         indices[at] = indices[at - 1]
@@ -81,75 +225,161 @@ def _insert(value, index, values, indices, filled):
 
 
 @jit(exact=True)
-def _top_rows(part, parts, score_RM, out_Rk):
-    R, M = score_RM.shape
-    k = out_Rk.shape[1]
-    values = np.empty(k, np.float32)
-    indices = np.empty(k, np.int64)
-    for r in range(part * R // parts, (part + 1) * R // parts):
-        for m in range(k):
-            _insert(score_RM[r, m], m, values, indices, m)
-        lowest = values[k - 1]
-        for m in range(k, M):
-            if score_RM[r, m] > lowest:
-                _insert(score_RM[r, m], m, values, indices, k)
-                lowest = values[k - 1]
-        out_Rk[r] = np.sort(indices)
+def _sort(indices):
+    for i in range(1, len(indices)):
+        index, at = indices[i], i
+        while at > 0 and indices[at - 1] > index:
+            indices[at] = indices[at - 1]
+            at -= 1
+        indices[at] = index
 
 
 @jit(exact=True)
-def _recheck_rows(part, parts, q_RD, k_MD, short_Rc, out_Rk):
-    R, k, c = len(q_RD), out_Rk.shape[1], short_Rc.shape[1]
-    lane = np.empty(LANES, np.float32)
-    values = np.empty(k, np.float32)
-    indices = np.empty(k, np.int64)
-    for r in range(part * R // parts, (part + 1) * R // parts):
-        for i in range(c):
-            m = short_Rc[r, i]
-            score = _dot(q_RD, r, k_MD, m, lane)
-            if i < k or score > values[k - 1]:
-                _insert(score, m, values, indices, min(i, k))
-        out_Rk[r] = np.sort(indices)
+def _merge(score_KRCk, found_KRCk):
+    """The lists of all chunks of a row in its first; earlier chunks have the lower indices."""
+    K, R, C, k = found_KRCk.shape
+    for head in range(K):
+        for r in range(R):
+            values, indices = score_KRCk[head, r, 0], found_KRCk[head, r, 0]
+            for chunk in range(1, C):
+                for i in range(k):
+                    if score_KRCk[head, r, chunk, i] > values[k - 1]:
+                        _insert(score_KRCk[head, r, chunk, i], found_KRCk[head, r, chunk, i], values, indices)
+            _sort(indices)
 
 
 @jit(exact=True)
-def _attend_rows(part, parts, q_RD, k_MD, v_MD, chosen_Rk, scale, out_RD, lse_R):
-    R, k = chosen_Rk.shape
-    lane = np.empty(LANES, np.float32)
-    weight = np.empty(k, np.float32)
-    for r in range(part * R // parts, (part + 1) * R // parts):
-        highest = np.float32(-np.inf)
-        for i in range(k):
-            m = chosen_Rk[r, i]
-            weight[i] = _dot(q_RD, r, k_MD, m, lane) * scale if m >= 0 else np.float32(-np.inf)
-            highest = max(highest, weight[i])
-        total = np.float32(0)
-        for i in range(k):
-            weight[i] = np.exp(weight[i] - highest)
-            total += weight[i]
-        out_RD[r] = 0
-        for i in range(k):
-            m = chosen_Rk[r, i]
-            if m >= 0:
-                share = weight[i] / total
-                for d in range(out_RD.shape[1]):
-                    out_RD[r, d] += share * v_MD[m, d]
-        lse_R[r] = highest + np.log(total)
+def _dots(q, q0, D, k, head, chosen, scores):
+    """scores[i] = q . k_m for the i-th chosen record m; -inf where there is none."""
+    row, k0 = k.strides[1] // 4, head * (k.strides[0] // 4)
+    n = len(chosen)
+    for i in range(-AHEAD, n):
+        if i + AHEAD < n:
+            for d in range(0, D, 16):
+                prefetch(k, k0 + max(chosen[i + AHEAD], 0) * row + d)
+        if i >= 0:
+            if chosen[i] < 0:
+                scores[i] = -np.inf
+            else:
+                dot_row(q, q0, D, k, k0 + chosen[i] * row, row, D, scores, i, 0, False, 1)
+
+
+@jit(exact=True)
+def _recheck(q, k, short_KRc, out_KRk, buffer, counter):
+    K, R, D = q.shape
+    c, n = short_KRc.shape[2], out_KRk.shape[2]
+    scores, values = buffer[:c], buffer[c : c + n]
+    tiles = (R + ROWS - 1) // ROWS
+    while True:
+        item: int = take(counter)
+        if item >= K * tiles:
+            return
+        head, r0 = item // tiles, item % tiles * ROWS
+        for r in range(r0, min(r0 + ROWS, R)):
+            short, out = short_KRc[head, r], out_KRk[head, r]
+            _dots(q, (head * R + r) * D, D, k, head, short, scores)
+            values[:] = -np.inf
+            out[:] = -1
+            for i in range(c):
+                if scores[i] > values[n - 1]:
+                    _insert(scores[i], short[i], values, out)
+            _sort(out)
+
+
+@jit(exact=True)
+def _attend(q, k, v, chosen_KRk, scale, out_KRD, lse_KR, buffer, counter):
+    K, R, D = q.shape
+    n = chosen_KRk.shape[2]
+    weights, ones = buffer[:n], buffer[n : n + 1]
+    ones[0] = 1
+    row, tiles = v.strides[1] // 4, (R + ROWS - 1) // ROWS
+    while True:
+        item: int = take(counter)
+        if item >= K * tiles:
+            return
+        head, r0 = item // tiles, item % tiles * ROWS
+        v0 = head * (v.strides[0] // 4)
+        for r in range(r0, min(r0 + ROWS, R)):
+            chosen, at = chosen_KRk[head, r], (head * R + r) * D
+            for i in range(min(n, AHEAD)):
+                for d in range(0, D, 16):
+                    prefetch(v, v0 + max(chosen[i], 0) * row + d)
+            _dots(q, at, D, k, head, chosen, weights)
+            top = np.float32(-np.inf)
+            for i in range(n):
+                weights[i] *= scale
+                top = weights[i] if not weights[i] <= top else top  # so written that a NaN wins
+            total = np.float32(0)
+            for i in range(n):
+                weights[i] = exp(weights[i] - top)
+                total += weights[i]
+            for i in range(n):
+                weights[i] /= total
+            out_KRD[head, r] = 0
+            for i in range(n):
+                if i + AHEAD < n:
+                    for d in range(0, D, 16):
+                        prefetch(v, v0 + max(chosen[i + AHEAD], 0) * row + d)
+                if chosen[i] >= 0:
+                    _add(weights, i, v, v0 + chosen[i] * row, D, out_KRD, at, ones)
+            lse_KR[head, r] = top + np.float32(math.log(total))
+
+
+@jit(exact=True)
+def _add(weights, i, v, v0, D, out, out0, ones):
+    """out[out0 + d] += weights[i] v[v0 + d]."""
+    d = 0
+    while d < D:
+        width = SUM_VECTORS * LANES if D - d >= SUM_VECTORS * LANES else min(LANES, D - d)
+        sum_tile(weights, i, 0, v, v0 + d, 0, 1, out, out0 + d, 0, ones, 0, False, width, 1)
+        d += width
 
 
 @jit(parallel=True, exact=True)
-def _top(parts, score_RM, out_Rk):
-    for part in prange(parts):
-        _top_rows(part, parts, score_RM, out_Rk)
+def _best_parallel(kind, q, basis, keys, bits, floats, n_units, score_KRCk, found_KRCk, buffers, counter, workers):
+    for i in numba.prange(workers):
+        _best(kind, q, basis, keys, bits, floats, n_units, score_KRCk, found_KRCk, buffers[i], counter)
 
 
 @jit(parallel=True, exact=True)
-def _recheck(parts, q_RD, k_MD, short_Rc, out_Rk):
-    for part in prange(parts):
-        _recheck_rows(part, parts, q_RD, k_MD, short_Rc, out_Rk)
+def _recheck_parallel(q, k, short_KRc, out_KRk, buffers, counter, workers):
+    for i in numba.prange(workers):
+        _recheck(q, k, short_KRc, out_KRk, buffers[i], counter)
 
 
 @jit(parallel=True, exact=True)
-def _attend_chosen(parts, q_RD, k_MD, v_MD, chosen_Rk, scale, out_RD, lse_R):
-    for part in prange(parts):
-        _attend_rows(part, parts, q_RD, k_MD, v_MD, chosen_Rk, scale, out_RD, lse_R)
+def _attend_parallel(q, k, v, chosen_KRk, scale, out_KRD, lse_KR, buffers, counter, workers):
+    for i in numba.prange(workers):
+        _attend(q, k, v, chosen_KRk, scale, out_KRD, lse_KR, buffers[i], counter)
+
+
+def _read(dtype: Any, ndim: int, layout: Any = "C") -> Any:
+    return types.Array(dtype, ndim, layout, readonly=True)
+
+
+_Q, _CACHE, _CHOSEN = _read(types.float32, 3), _read(types.float32, 3, "A"), _read(types.int64, 3, "A")
+_INDEX = (_read(types.float32, 3), _CACHE, _read(types.uint64, 3), _read(types.float32, 4))
+_LISTS = (types.float32[:, :, :, ::1], types.int64[:, :, :, ::1])
+_KERNELS = {
+    "best": (_best, _best_parallel, (types.int64, _Q, *_INDEX, types.int64, *_LISTS)),
+    "recheck": (_recheck, _recheck_parallel, (_Q, _CACHE, _CHOSEN, types.int64[:, :, ::1])),
+    "attend": (
+        *(_attend, _attend_parallel),
+        (_Q, _CACHE, _CACHE, _CHOSEN, types.float32, types.float32[:, :, ::1], types.float32[:, ::1]),
+    ),
+}
+
+
+@cache
+def _compiled(name: str, parallel: bool) -> Any:
+    """A kernel for one set of types that arrays of all strides convert to, not one for every mixture of strides."""
+    if name == "merge":
+        return _merge
+    alone, many, arguments = _KERNELS[name]
+    kernel = many if parallel else alone
+    buffers = (
+        (types.float32[:, ::1], types.int64[::1], types.int64) if parallel else (types.float32[::1], types.int64[::1])
+    )
+    kernel.compile(types.void(*arguments, *buffers))
+    kernel.disable_compile()
+    return kernel

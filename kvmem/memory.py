@@ -25,7 +25,7 @@ class Part(Protocol):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that the method keeps of the text. Working copies that only save time (unpacked signs) do not count."""
+        """Bytes that are held of the text: records, indexes, what is fitted."""
 
     def state(self, q_KGTD: np.ndarray) -> State:
         """Its answer to rotated queries: out (K, G, T, D), lse (K, G, T)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvmem.index import Keys
 from kvmem.memory import Memory
 from kvmem.mix import Mixed
 from kvmem.select import Selected
@@ -23,15 +24,16 @@ def selection(memory: Memory, layer: int, q_HTD: np.ndarray, best: int = 8) -> d
     q_KGTD = grouped(q_HTD, memory.reading.model.config.n_kv_heads)
     K, G, T, D = q_KGTD.shape
     best = min(best, part.k_KMD.shape[1])
+    q_KRD = np.ascontiguousarray(q_KGTD).reshape(K, G * T, D)
+    chosen_KRk, true_KRb = part.choose(q_KRD), part.ops.best(Keys(part.k_KMD), q_KRD, best)
     found, mass, unique = [], [], []
     for head in range(K):
-        q_RD = np.ascontiguousarray(q_KGTD[head].reshape(G * T, D))
-        chosen_Rk = part.choose(head, q_RD)
-        score_RM = q_RD @ part.k_KMD[head].T * np.float32(part.scale)
+        chosen_Rk = chosen_KRk[head]
+        score_RM = q_KRD[head] @ part.k_KMD[head].T * np.float32(part.scale)
         picked_RM = np.zeros(score_RM.shape, bool)
         row_R1 = np.arange(G * T)[:, None]
         picked_RM[np.broadcast_to(row_R1, chosen_Rk.shape)[chosen_Rk >= 0], chosen_Rk[chosen_Rk >= 0]] = True
-        found.append(picked_RM[row_R1, part.ops.top(score_RM, best)].mean())
+        found.append(picked_RM[row_R1, true_KRb[head]].mean())
         weight_RM = np.exp(score_RM - score_RM.max(axis=1, keepdims=True))
         mass.append(((weight_RM * picked_RM).sum(axis=1) / weight_RM.sum(axis=1)).mean())
         unique.append(picked_RM.reshape(G, T, -1).any(axis=0).sum(axis=1).mean())

@@ -116,11 +116,6 @@ class Region:
         return self.reading.model.ops.attend
 
     @property
-    def linear(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """linear(x_RD, w_MD) = x w^T of the model's own kernels: scores of queries against a matrix of keys."""
-        return self.reading.model.ops.linear
-
-    @property
     def fast(self) -> bool:
         """Whether selection runs in Numba kernels or in their NumPy twins."""
         return self.reading.model.ops.name == "numba"

@@ -1,7 +1,9 @@
 """Selectors: the full cache stays, and each query attends exactly to the few records that an index picks for it.
 
-A selector differs from another in two things only: what it keeps beside the cache (its index) and how it scores records
-with it. Every query of every query head chooses for itself; ties go to the lowest index.
+A selector differs from another in two things only: what it keeps beside the cache (its index, index.py) and which of the
+best units by that index it uses. Every query of every query head chooses for itself; ties go to the lowest index.
+
+Queries come as q_KRD, R of them for each kv head: all query heads of the group, one after another, and all their tokens.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvmem.index import Index, Keys, PageBounds, ShortKeys, SignBits
 from kvmem.reading import Region
 from npqwen.attention import State
 from npqwen.errors import UserError
 
-# choose(head, q_RD) -> record indices (R, k) for R queries that read this kv head.
-Choose = Callable[[int, np.ndarray], np.ndarray]
+# choose(q_KRD) -> record indices (K, R, k), int64; -1 is no record.
+Choose = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Selected:
-    """Exact attention over the records that `choose` picks. `index_bytes` is what the selector keeps beside the cache."""
+    """Exact attention over the records that `choose` picks. `index_bytes` is what the selector holds beside the cache."""
 
     k_KMD: np.ndarray
     v_KMD: np.ndarray
@@ -36,13 +39,8 @@ class Selected:
 
     def state(self, q_KGTD: np.ndarray) -> State:
         K, G, T, D = q_KGTD.shape
-        out_KRD, lse_KR = np.empty((K, G * T, D), np.float32), np.empty((K, G * T), np.float32)
-        for head in range(K):
-            q_RD = np.ascontiguousarray(q_KGTD[head].reshape(G * T, D))
-            chosen_Rk = self.choose(head, q_RD)
-            out_KRD[head], lse_KR[head] = self.ops.attend_chosen(
-                q_RD, self.k_KMD[head], self.v_KMD[head], chosen_Rk, self.scale
-            )
+        q_KRD = np.ascontiguousarray(q_KGTD).reshape(K, G * T, D)
+        out_KRD, lse_KR = self.ops.attend_chosen(q_KRD, self.k_KMD, self.v_KMD, self.choose(q_KRD), self.scale)
         return State(out_KRD.reshape(K, G, T, D), lse_KR.reshape(K, G, T))
 
 
@@ -59,8 +57,8 @@ class Exact:
         check_count(self, self.k, n_records)
 
     def build(self, region: Region) -> Selected:
-        ops, linear, k_KMD = ops_for(region), region.linear, region.k_KMD
-        return selected(region, lambda head, q_RD: ops.top(linear(q_RD, k_KMD[head]), self.k), index_bytes=0)
+        ops, index = ops_for(region), Keys(region.k_KMD)
+        return selected(region, lambda q_KRD: ops.best(index, q_KRD, self.k), index_bytes=0)
 
     def reads(self, n_records: int, head_dim: int) -> float:
         return 1 / 2 + self.k / (2 * n_records)
@@ -79,10 +77,8 @@ class Sign:
         check_count(self, self.k, n_records)
 
     def build(self, region: Region) -> Selected:
-        ops, linear = ops_for(region), region.linear
-        sign_KMD = np.where(region.k_KMD < 0, np.float32(-1), np.float32(1))
-        packed_bytes = sign_KMD.size // 8
-        return selected(region, lambda head, q_RD: ops.top(linear(q_RD, sign_KMD[head]), self.k), packed_bytes)
+        ops, index = ops_for(region), SignBits.of(region.k_KMD)
+        return selected(region, lambda q_KRD: ops.best(index, q_KRD, self.k), index.nbytes)
 
     def reads(self, n_records: int, head_dim: int) -> float:
         return 1 / (2 * 32) + self.k / n_records
@@ -111,18 +107,15 @@ class LowRank:
         check_count(self, max(self.k, self.shortlist), n_records)
 
     def build(self, region: Region) -> Selected:
-        ops, linear, k_KMD = ops_for(region), region.linear, region.k_KMD
-        p_KDR = principal(region)[:, :, : self.r]
-        p_KRD = np.ascontiguousarray(p_KDR.swapaxes(1, 2))
-        short_KMR = np.stack([linear(k_MD, p_RD) for k_MD, p_RD in zip(k_KMD, p_KRD, strict=True)])
+        ops, k_KMD = ops_for(region), region.k_KMD
+        index = ShortKeys.of(k_KMD, principal(region)[:, :, : self.r])
 
-        def choose(head: int, q_RD: np.ndarray) -> np.ndarray:
-            rough_RM = linear(linear(q_RD, p_KRD[head]), short_KMR[head])
+        def choose(q_KRD: np.ndarray) -> np.ndarray:
             if not self.shortlist:
-                return ops.top(rough_RM, self.k)
-            return ops.recheck(q_RD, k_KMD[head], ops.top(rough_RM, self.shortlist), self.k)
+                return ops.best(index, q_KRD, self.k)
+            return ops.recheck(q_KRD, k_KMD, ops.best(index, q_KRD, self.shortlist), self.k)
 
-        return selected(region, choose, p_KRD.nbytes + short_KMR.nbytes)
+        return selected(region, choose, index.nbytes)
 
     def reads(self, n_records: int, head_dim: int) -> float:
         recheck = self.shortlist / (2 * n_records)
@@ -149,22 +142,15 @@ class Quest:
             raise UserError(f"{self}: {n_records} records make {available} pages of {self.page}, not {self.n_pages}")
 
     def build(self, region: Region) -> Selected:
-        ops, linear, k_KMD = ops_for(region), region.linear, region.k_KMD
-        m = region.n_records
-        starts = np.arange(0, m, self.page)
-        low_KPD = np.minimum.reduceat(k_KMD, starts, axis=1)
-        high_KPD = np.maximum.reduceat(k_KMD, starts, axis=1)
+        ops, index, m = ops_for(region), PageBounds.of(region.k_KMD, self.page), region.n_records
 
-        def choose(head: int, q_RD: np.ndarray) -> np.ndarray:
-            positive = np.maximum(q_RD, np.float32(0))
-            bound_RP = linear(positive, high_KPD[head]) + linear(q_RD - positive, low_KPD[head])
-            best_RP = ops.top(bound_RP, self.n_pages)
-            records = (best_RP[:, :, None] * self.page + np.arange(self.page)).reshape(
-                len(q_RD), self.n_pages * self.page
-            )
-            return np.where(records < m, records, -1)  # -1: no record, the end of a short page
+        def choose(q_KRD: np.ndarray) -> np.ndarray:
+            pages_KRn = ops.best(index, q_KRD, self.n_pages)
+            records_KRnp = pages_KRn[..., None] * self.page + np.arange(self.page)
+            records_KRk = records_KRnp.reshape(*q_KRD.shape[:2], self.n_pages * self.page)
+            return np.where(records_KRk < m, records_KRk, -1)  # no record: the end of a short page
 
-        return selected(region, choose, low_KPD.nbytes + high_KPD.nbytes)
+        return selected(region, choose, index.nbytes)
 
     def reads(self, n_records: int, head_dim: int) -> float:
         return 1 / self.page + min(self.page * self.n_pages, n_records) / n_records
@@ -191,8 +177,8 @@ class RandomPick:
         pick_Hk = np.stack([rng.choice(region.n_records, self.k, replace=False) for _ in range(config.n_heads)])
         pick_KGk = pick_Hk.reshape(config.n_kv_heads, config.group, self.k)
 
-        def choose(head: int, q_RD: np.ndarray) -> np.ndarray:
-            return np.repeat(pick_KGk[head], len(q_RD) // config.group, axis=0)
+        def choose(q_KRD: np.ndarray) -> np.ndarray:
+            return np.repeat(pick_KGk, q_KRD.shape[1] // config.group, axis=1)
 
         return selected(region, choose, pick_Hk.size * 4)
 
@@ -222,42 +208,49 @@ def check_count(arm: object, k: int, n_records: int) -> None:
 
 @dataclass(frozen=True)
 class Ops:
-    """The three steps of selection on R queries of one kv head. NumPy here, Numba twins in kernels.py."""
+    """The three steps of selection, each on all kv heads at once. NumPy here, Numba twins in kernels.py."""
 
-    top: Callable[[np.ndarray, int], np.ndarray]
+    best: Callable[[Index, np.ndarray, int], np.ndarray]
     recheck: Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
     attend_chosen: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float], tuple[np.ndarray, np.ndarray]]
 
 
-def top(score_RM: np.ndarray, k: int) -> np.ndarray:
-    """Indices (R, k), int64, of each row's k largest scores, in index order; of equal scores the lowest indices."""
-    return np.sort(np.argsort(-score_RM, axis=1, kind="stable")[:, :k], axis=1)
+def best(index: Index, q_KRD: np.ndarray, k: int) -> np.ndarray:
+    """The k units that an index scores highest for each query, (K, R, k), int64, in index order."""
+    return top(index.scores(q_KRD), k)
 
 
-def recheck(q_RD: np.ndarray, k_MD: np.ndarray, short_Rc: np.ndarray, k: int) -> np.ndarray:
-    """The k of each query's shortlist with the largest exact scores, (R, k)."""
-    score_Rc = np.einsum("rd,rcd->rc", q_RD, k_MD[short_Rc])
-    return np.take_along_axis(short_Rc, top(score_Rc, k), axis=1)
+def top(score_KRM: np.ndarray, k: int) -> np.ndarray:
+    """Indices (..., k), int64, of each row's k largest scores, in index order; of equal scores the lowest indices."""
+    return np.sort(np.argsort(-score_KRM, axis=-1, kind="stable")[..., :k], axis=-1)
+
+
+def recheck(q_KRD: np.ndarray, k_KMD: np.ndarray, short_KRc: np.ndarray, k: int) -> np.ndarray:
+    """The k of each query's shortlist with the largest exact scores, (K, R, k)."""
+    head_K11 = np.arange(len(q_KRD))[:, None, None]
+    score_KRc = np.einsum("krd,krcd->krc", q_KRD, k_KMD[head_K11, short_KRc])
+    return np.take_along_axis(short_KRc, top(score_KRc, k), axis=-1)
 
 
 def attend_chosen(
-    q_RD: np.ndarray, k_MD: np.ndarray, v_MD: np.ndarray, chosen_Rk: np.ndarray, scale: float
+    q_KRD: np.ndarray, k_KMD: np.ndarray, v_KMD: np.ndarray, chosen_KRk: np.ndarray, scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """State (out_RD, lse_R) of each query over its own records; an index of -1 is no record."""
-    out_RD, lse_R = np.empty((len(q_RD), v_MD.shape[1]), np.float32), np.empty(len(q_RD), np.float32)
-    for r in range(0, len(q_RD), 256):  # bounds the gathered records to 256 k D floats
-        chosen = chosen_Rk[r : r + 256]
-        score = np.einsum("rd,rkd->rk", q_RD[r : r + 256], k_MD[chosen]) * np.float32(scale)
+    """State (out_KRD, lse_KR) of each query over its own records; an index of -1 is no record."""
+    out_KRD, lse_KR = np.empty(q_KRD.shape, np.float32), np.empty(q_KRD.shape[:2], np.float32)
+    head_K11 = np.arange(len(q_KRD))[:, None, None]
+    for r in range(0, q_KRD.shape[1], 256):  # bounds the gathered records to 256 k D floats a head
+        chosen = chosen_KRk[:, r : r + 256]
+        score = np.einsum("krd,krcd->krc", q_KRD[:, r : r + 256], k_KMD[head_K11, chosen]) * np.float32(scale)
         score[chosen < 0] = -np.inf
-        highest = score.max(axis=1, keepdims=True)
+        highest = score.max(axis=-1, keepdims=True)
         weight = np.exp(score - highest)
-        total = weight.sum(axis=1, keepdims=True)
-        out_RD[r : r + 256] = np.einsum("rk,rkd->rd", weight / total, v_MD[chosen])
-        lse_R[r : r + 256] = (highest + np.log(total))[:, 0]
-    return out_RD, lse_R
+        total = weight.sum(axis=-1, keepdims=True)
+        out_KRD[:, r : r + 256] = np.einsum("krc,krcd->krd", weight / total, v_KMD[head_K11, chosen])
+        lse_KR[:, r : r + 256] = (highest + np.log(total))[..., 0]
+    return out_KRD, lse_KR
 
 
-NUMPY = Ops(top, recheck, attend_chosen)
+NUMPY = Ops(best, recheck, attend_chosen)
 
 
 def ops_for(region: Region) -> Ops:
@@ -265,4 +258,4 @@ def ops_for(region: Region) -> Ops:
         return NUMPY
     from kvmem import kernels
 
-    return Ops(kernels.top, kernels.recheck, kernels.attend_chosen)
+    return Ops(kernels.best, kernels.recheck, kernels.attend_chosen)

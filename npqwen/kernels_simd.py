@@ -306,3 +306,79 @@ def sum_tile(_context, p, p0, ldp, v, v0, ldv, n, out, out0, ldo, keep, keep0, f
     size = types.intp
     arguments = (p, size, size, v, size, size, size, out, size, size, keep, size, types.boolean, size, size)
     return types.void(*arguments), codegen
+
+
+MASKED = 64  # numbers that one word of bits speaks for
+
+
+@intrinsic
+def sum_masked(_context, x, x0, ldx, bits, b0, n, out, out0, ldo, rows):
+    """out[out0 + r ldo + i] = sum of x[x0 + r ldx + d] over the d < n whose word bits[b0 + d] has bit i; i < MASKED.
+
+    For r < rows, at most SUM_ROWS. A part of a word is a mask of lanes as it is, so nothing is unpacked.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        for first in range(0, MASKED // LANES, SUM_VECTORS):
+            cases = {
+                r: lambda r=r, first=first: _emit_masked_sums(context, builder, signature, arguments, r, first)
+                for r in range(1, SUM_ROWS + 1)
+            }
+            _choose(builder, arguments[-1], cases)
+        return context.get_dummy_value()
+
+    size = types.intp
+    return types.void(x, size, size, bits, size, size, out, size, size, size), codegen
+
+
+def _emit_masked_sums(context, builder, signature, arguments, rows, first):
+    """The part of sum_masked for SUM_VECTORS vectors from the first on."""
+    _, x0, ldx, _, b0, n, _, out0, ldo, _ = arguments
+    x, bits, out = (_data(context, builder, signature.args[i], arguments[i]) for i in (0, 3, 6))
+    x = builder.bitcast(x, _F32.as_pointer())
+    part = ir.IntType(LANES)  # of a word
+    bits = builder.bitcast(bits, part.as_pointer())
+    x_at = [builder.add(x0, builder.mul(_I64(r), ldx)) for r in range(rows)]
+
+    def step(d, sums):
+        word = builder.mul(builder.add(b0, d), _I64(MASKED // LANES))
+        places = [builder.gep(bits, [builder.add(word, _I64(first + u))]) for u in range(SUM_VECTORS)]
+        masks = [builder.bitcast(builder.load(place), _MASK) for place in places]
+        x_r = [_splat(builder, builder.load(builder.gep(x, [builder.add(at, d)]))) for at in x_at]
+        new = []
+        for i, total in enumerate(sums):
+            more = builder.fadd(total, x_r[i // SUM_VECTORS])
+            new.append(builder.select(masks[i % SUM_VECTORS], more, total))
+        return new
+
+    sums = _loop(builder, n, 1, [ir.Constant(_VECTOR, None)] * (rows * SUM_VECTORS), step)
+    for i, total in enumerate(sums):
+        row, u = divmod(i, SUM_VECTORS)
+        at = builder.add(out0, builder.mul(_I64(row), ldo))
+        _store(builder, total, out, builder.add(at, _I64((first + u) * LANES)))
+
+
+@intrinsic
+def above(_context, x, x0, limit):
+    """A word whose bit i says whether x[x0 + i] > limit, for i < MASKED; NaN is above nothing."""
+
+    def codegen(context, builder, signature, arguments):
+        x, limit = _data(context, builder, signature.args[0], arguments[0]), _splat(builder, arguments[2])
+        word = _I64(0)
+        for i in range(0, MASKED, LANES):
+            lanes = _load(builder, types.float32, x, builder.add(arguments[1], _I64(i)))
+            part = builder.bitcast(builder.fcmp_ordered(">", lanes, limit), ir.IntType(LANES))
+            word = builder.or_(word, builder.shl(builder.zext(part, _I64), _I64(i)))
+        return word
+
+    return types.uint64(x, types.intp, types.float32), codegen
+
+
+@intrinsic
+def lowest_bit(_context, word):
+    """The place of the lowest bit that is set."""
+
+    def codegen(_context, builder, _signature, arguments):
+        return _call(builder, "llvm.cttz.i64", _I64, [arguments[0], _I1(1)])
+
+    return types.int64(types.uint64), codegen

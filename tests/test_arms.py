@@ -9,6 +9,7 @@ import toy
 import kvmem
 import npqwen
 from kvmem.ask import ask_rows, nll_batch
+from kvmem.index import BLOCK
 from kvmem.mix import remaining
 from kvmem.reading import Settings
 from npqwen.attention import attend as exact_attend
@@ -377,12 +378,16 @@ def test_no_arm_reads_more_records_than_there_are():
     assert kvmem.parse("quest8:19").reads(N - 4, 128) == 1 / 8 + 1  # 19 pages of 8 are 152, 146 exist
 
 
-@pytest.mark.parametrize(("spec", "index_bytes"), [("sign:8", 8 // 8), ("lowrank4:8", 4 * 4), ("exact:8", 0)])
-def test_a_selector_stores_the_cache_and_its_index(spec, index_bytes, model, reading):
+@pytest.mark.parametrize(
+    ("spec", "units", "unit_bytes"), [("sign:8", N - 4, 1), ("lowrank4:8", N - 4, 4 * 4), ("quest8:3", 19, 2 * 8 * 4)]
+)
+def test_a_selector_stores_the_cache_and_its_index_in_whole_blocks(spec, units, unit_bytes, model, reading):
     memory, config = kvmem.build(spec, reading), model.config
     heads = config.n_layers * config.n_kv_heads
-    basis = heads * 4 * config.head_dim * 4 if "lowrank" in spec else 0
-    assert memory.stored_bytes == memory.full_bytes + heads * (N - 4) * index_bytes + basis
+    basis_bytes = 4 * config.head_dim * 4 if "lowrank" in spec else 0
+    index_bytes = -(-units // BLOCK) * BLOCK * unit_bytes
+    assert memory.stored_bytes == memory.full_bytes + heads * (index_bytes + basis_bytes)
+    assert kvmem.build("exact:8", reading).stored_bytes == memory.full_bytes
 
 
 @pytest.mark.parametrize(
