@@ -4,7 +4,7 @@ import re
 from html import escape
 from pathlib import Path
 
-from experiments import tables
+from experiments import speed, tables
 from experiments.charts import Chart, charts
 from experiments.decide import counts, gap
 from experiments.evidence import Evidence
@@ -23,8 +23,9 @@ def safe(text: object) -> str:
 def page(found: list[Evidence]) -> str:
     style, script = ((HOME / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     links = "".join(f'<a href="#{e.protocol.name}">{safe(e.protocol.name.upper())}</a>' for e in found)
+    links += '<a href="#speed">Speed</a>' if speed.results() else ""
     title = f"KV memory experiments, {found[0].model}"
-    body = "".join(_experiment(evidence) for evidence in found)
+    body = "".join(_experiment(evidence) for evidence in found) + _speed()
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -66,6 +67,23 @@ def _experiment(evidence: Evidence) -> str:
         f'<section id="{safe(name)}"><h2>{safe(name.upper())}: {safe(evidence.protocol.title)}</h2>'
         f"{_missing(evidence)}{_control(evidence)}{_findings(evidence)}"
         f"{drawn}{''.join(map(_table, shown_tables))}{remarks}{_answers(evidence)}</section>"
+    )
+
+
+def _speed() -> str:
+    """What the bench measured, the same whichever model the rows are of; nothing if no run of it is kept."""
+    found = speed.results()
+    shown_tables = [table for table in (speed.targets_table(found), speed.selection_table(found)) if table.rows]
+    drawn = [
+        speed.selection_chart(found, batch) for batch in sorted({row["batch"] for row in found.get("selection", [])})
+    ]
+    if not found:
+        return ""
+    about = "".join(f"<li>{safe(line)}</li>" for line in speed.machines())
+    return (
+        f'<section id="speed"><h2>Speed, measured</h2><ul>{about}</ul>'
+        f'<div class="pair">{"".join(_chart(chart) for chart in drawn if chart)}</div>'
+        f"{''.join(map(_table, shown_tables))}</section>"
     )
 
 

@@ -410,6 +410,7 @@ def test_the_report_asks_for_no_model_code():
         "report",
         "publish",
         "store",
+        "speed",
     }
     for name in own:
         for node in ast.walk(ast.parse((protocol.HOME / f"{name}.py").read_text())):
