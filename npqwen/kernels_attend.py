@@ -3,7 +3,8 @@
 Work is cut into items of (kv head, tile of tokens, chunk of keys). A worker walks the chunk in blocks of keys that stay
 in its cache and meets each with all the tile's query rows, keeping a running maximum, sum and output per row
 (FlashAttention-2, arXiv 2307.08691, section 3.1). Chunks of one row are states, merged at the end.
-Only rows that see the same keys of a block are computed together, so a key outside a span is never read: it may be NaN.
+A value outside a row's span may be NaN, and 0 times NaN is NaN: rows that see different keys of a block are computed
+together, with weights of 0, only if all its values are finite, else one after another, each over its own keys.
 How work is cut depends on shapes alone, and items do not share sums: the number of threads changes no bit.
 """
 
@@ -19,16 +20,16 @@ from numba import types
 from npqwen import threads
 from npqwen.attention import State
 from npqwen.jit import jit
-from npqwen.kernels_exp import exp
 from npqwen.kernels_simd import (
-    DOT_COLS,
     DOT_ROWS,
     LANES,
     SUM_ROWS,
     SUM_VECTORS,
     TILE_K,
+    WIDE_COLS,
     dot_row,
-    dot_tile,
+    dot_wide,
+    exp_row,
     prefetch,
     sum_tile,
     take,
@@ -36,14 +37,13 @@ from npqwen.kernels_simd import (
 )
 from npqwen.scratch import scratch
 
-TILE = 64  # query rows (tokens times heads of a group) that meet a block of keys together
+TILE = 128  # query rows (tokens times heads of a group) that meet a block of keys together
 BLOCK_S = 128
 ITEMS = 32  # wanted at least, so that threads end together; chunks are not cut below MIN_CHUNK keys for it
 MIN_CHUNK = 256
-ROWS = min(DOT_COLS, SUM_ROWS)  # computed together
-ROWS_TRANSPOSED = (
-    4  # from so many on, transposing a block of keys first costs less than adding up lanes for every score
-)
+ROWS = SUM_ROWS  # computed together
+ROWS_TRANSPOSED = WIDE_COLS + 1  # from so many on, a block of keys is transposed first: no sums across lanes then
+STREAMS = 2 * DOT_ROWS  # keys far apart are read at once: see kernels_linear
 PAD = 16
 AHEAD = 32  # rows
 
@@ -163,25 +163,38 @@ def _attend(q, k, v, scale, span, log_weight, tokens, out, lse, buffer, counter)
             transposed = seen >= ROWS_TRANSPOSED
             if transposed:
                 _transpose(k, head, s0, s1, D, keys)
-            end = 0
-            while end < rows:
-                start = end
+            finite, known = False, False
+            start = 0
+            while start < rows:
                 end, a, b = _rows_alike(span, t0, G, start, rows, s0, s1)
-                n = b - a
-                groups = (end - start + ROWS - 1) // ROWS if n > 0 else 0
-                for group in range(groups):
-                    r0, r1 = start + group * (end - start) // groups, start + (group + 1) * (end - start) // groups
-                    if transposed:
-                        _score_transposed(keys, a - s0, n, queries, r0, r1, step_q, D, scores, step_s, ones)
-                    else:
-                        _score(k, head, a, n, queries, r0, r1, step_q, D, scores, step_s)
-                    for r in range(r0, r1):
-                        at = (r - r0) * step_s
-                        if log_weight.size:
-                            for i in range(n):
-                                scores[at + i] += log_weight[head, a + i]
-                        keep[r] = _softmax_block(scores, at, n, top, total, r)
-                    _add_values(v, head, a, n, scores, step_s, out_rows, r0, r1, step_o, D_v, keep)
+                if a < b:
+                    if transposed and end < min(start + ROWS, rows):
+                        if not known:
+                            finite, known = _finite(v, head, s0, s1), True
+                        if finite:
+                            end = min(start + ROWS, rows)
+                            a, b = _keys_of_all(span, t0, G, start, end, s0, s1)
+                    groups = (end - start + ROWS - 1) // ROWS
+                    for group in range(groups):
+                        r0 = start + group * (end - start) // groups
+                        r1 = start + (group + 1) * (end - start) // groups
+                        if transposed:
+                            _score_transposed(keys, a - s0, b - a, queries, r0, r1, step_q, D, scores, step_s, ones)
+                        else:
+                            _score(k, head, a, b - a, queries, r0, r1, step_q, D, scores, step_s)
+                        for r in range(r0, r1):
+                            t = t0 + r // G
+                            first = min(max(a, span[t, 0]), b)
+                            last = max(min(b, span[t, 1]), first)
+                            at = (r - r0) * step_s - a  # of key 0, if there were scores for it
+                            scores[at + a : at + first] = 0
+                            scores[at + last : at + b] = 0
+                            if log_weight.size:
+                                for i in range(first, last):
+                                    scores[at + i] += log_weight[head, i]
+                            keep[r] = _softmax_block(scores, at + first, last - first, top, total, r)
+                        _add_values(v, head, a, b - a, scores, step_s, out_rows, r0, r1, step_o, D_v, keep)
+                start = end
         for r in range(rows):
             t, g = t0 + r // G, r % G
             if total[r] == 0:
@@ -239,18 +252,35 @@ def _rows_alike(span, t0, G, r0, rows, s0, s1):
 
 
 @jit()
+def _keys_of_all(span, t0, G, r0, r1, s0, s1):
+    """The keys a <= s < b of this block that any of the rows sees."""
+    a, b = s1, s0
+    for t in range(t0 + r0 // G, t0 + (r1 - 1) // G + 1):
+        if max(s0, span[t, 0]) < min(s1, span[t, 1]):
+            a, b = min(a, max(s0, span[t, 0])), max(b, min(s1, span[t, 1]))
+    return a, b
+
+
+@jit()
+def _finite(x, head, s0, s1):
+    """Whether these rows hold no inf and no NaN, so that a weight of 0 takes them out of a sum."""
+    top_bits = np.int32(0)
+    for s in range(s0, s1):
+        for d in range(np.uint64(x.shape[2])):
+            top_bits = max(top_bits, np.int32(np.float32(x[head, s, d]).view(np.int32) & 0x7FFFFFFF))
+    return top_bits < np.int32(0x7F800000)
+
+
+@jit()
 def _score(k, head, a, n, queries, r0, r1, step_q, D, scores, step_s):
     """scores[(r - r0) step_s + i] = q_r . k_{a + i}."""
     row = k.strides[1] // 4
     k0, q0 = head * (k.strides[0] // 4) + a * row, r0 * step_q
-    i = 0
-    while i + DOT_ROWS <= n:
-        _fetch(k, k0 + i * row, row, DOT_ROWS, D)
-        dot_tile(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, step_s, False, r1 - r0)
-        i += DOT_ROWS
-    while i < n:
-        dot_row(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, step_s, False, r1 - r0)
-        i += 1
+    apart = n // STREAMS
+    for i in range(apart):
+        dot_wide(k, k0 + i * row, apart * row, queries, q0, step_q, D, scores, i, apart, step_s, r1 - r0)
+    for i in range(STREAMS * apart, n):
+        dot_row(k, k0 + i * row, row, queries, q0, step_q, D, scores, i, 1, step_s, r1 - r0)
 
 
 @jit()
@@ -277,7 +307,7 @@ def _score_transposed(keys, a, n, queries, r0, r1, step_q, D, scores, step_s, on
         i += width
 
 
-@jit()
+@jit(exact=True)
 def _softmax_block(scores, at, n, top, total, row):
     """Scores to weights in place, the row's running maximum and sum brought up to date; what the old sum is worth now.
 
@@ -293,13 +323,8 @@ def _softmax_block(scores, at, n, top, total, row):
     new = old if new < old else new
     top[row] = new
     base = np.float32(0) if new == np.float32(-np.inf) else new  # no key yet: exp(-inf - 0) = 0
-    sums = np.float32(0)
-    for s in range(np.uint64(at), np.uint64(at + n)):
-        weight = exp(scores[s] - base)
-        scores[s] = weight
-        sums += weight
-    keep = exp(old - base)
-    total[row] = total[row] * keep + sums
+    keep = np.float32(math.exp(old - base))
+    total[row] = total[row] * keep + exp_row(scores, at, n, base)
     return keep
 
 
@@ -335,7 +360,7 @@ def _merge_chunks(out_CTKGD, lse_CTKG):
                 base = np.float32(0) if top == np.float32(-np.inf) else top
                 total = np.float32(0)
                 for c in range(C):
-                    weight = exp(lse_CTKG[c, t, h, g] - base)
+                    weight = np.float32(math.exp(lse_CTKG[c, t, h, g] - base))
                     total += weight
                     lse_CTKG[c, t, h, g] = weight
                 if total == 0:

@@ -9,8 +9,7 @@ import numpy as np
 
 from npqwen import threads
 from npqwen.jit import jit
-from npqwen.kernels_exp import exp
-from npqwen.kernels_simd import take
+from npqwen.kernels_simd import swiglu_row, take
 
 ROWS = 16  # of a turn of a worker
 ALONE = 1 << 16  # values: below, starting the threads costs more than they save
@@ -81,15 +80,14 @@ def _rope(x_HTD, cos_T2, sin_T2, out_HTD, counter):
                 out_HTD[h, t, i + half] = b * cos_T2[t, i] + a * sin_T2[t, i]
 
 
-@jit()
+@jit(exact=True)
 def _swiglu(gate, up, out, counter):
     n = len(gate)
     while True:
         i0 = take(counter) * np.int64(8192)
         if i0 >= n:
             return
-        for i in range(np.uint64(i0), np.uint64(min(i0 + 8192, n))):
-            out[i] = gate[i] / (np.float32(1) + exp(-gate[i])) * up[i]
+        swiglu_row(gate, up, out, i0, min(np.int64(8192), n - i0))
 
 
 @jit(parallel=True)

@@ -16,7 +16,11 @@ WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 LANES = 16 if WIDE else 8
 TILE_K = 2 * LANES
 DOT_ROWS, DOT_COLS = (4, 6) if WIDE else (2, 4)
-SUM_ROWS, SUM_VECTORS = (6, 4) if WIDE else (3, 4)
+WIDE_COLS = DOT_COLS // 2
+SUM_ROWS, SUM_VECTORS = (7, 4) if WIDE else (3, 4)
+
+LOG2_E, LN_2_HIGH, LN_2_LOW = 1.4426950408889634, 0.693359375, -0.00021219444005471377
+EXP_P = (0.0013814539415761828, 0.00836874544620514, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
 
 intrinsic: Any = extending.intrinsic  # typed as if it were called with the typing context, too
 
@@ -107,6 +111,10 @@ def _multiply_add(builder, a, b, c):
     return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
+def _add_lanes(builder, vector):
+    return _call(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", _F32, [_F32(0.0), vector], fastmath=("reassoc",))
+
+
 def _loop(builder, stop, step, sums, body):
     """sums after `for k in range(0, stop, step): sums = body(k, sums)`, the sums in registers."""
     before = builder.block
@@ -152,7 +160,7 @@ def _choose(builder, value, cases):
 
 
 def _emit_dots(context, builder, signature, arguments, rows, cols):
-    _, a0, lda, _, b0, ldb, n, _, c0, ldc, add, _ = arguments
+    _, a0, lda, _, b0, ldb, n, _, c0, ldi, ldj, _ = arguments
     a, b, c = (_data(context, builder, signature.args[i], arguments[i]) for i in (0, 3, 7))
     a_at = [builder.add(a0, builder.mul(_I64(i), lda)) for i in range(rows)]
     b_at = [builder.add(b0, builder.mul(_I64(j), ldb)) for j in range(cols)]
@@ -168,34 +176,33 @@ def _emit_dots(context, builder, signature, arguments, rows, cols):
     sums = _every_vector(builder, n, [ir.Constant(_VECTOR, None)] * (rows * cols), step)
     c = builder.bitcast(c, _F32.as_pointer())
     for j in range(cols):
-        at = builder.add(c0, builder.mul(_I64(j), ldc))
+        at = builder.add(c0, builder.mul(_I64(j), ldj))
         for i in range(rows):
-            place = builder.gep(c, [builder.add(at, _I64(i))])
-            old = builder.select(add, builder.load(place), _F32(0.0))
-            name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-            total = _call(builder, name, _F32, [_F32(0.0), sums[i * cols + j]], fastmath=("reassoc",))
-            builder.store(builder.fadd(old, total), place)
+            place = builder.gep(c, [builder.add(at, builder.mul(_I64(i), ldi))])
+            builder.store(_add_lanes(builder, sums[i * cols + j]), place)
 
 
-def _make_dots(rows):
+def _make_dots(rows, most_cols):
     @intrinsic
-    def dots(_context, a, a0, lda, b, b0, ldb, n, c, c0, ldc, add, cols):
+    def dots(_context, a, a0, lda, b, b0, ldb, n, c, c0, ldi, ldj, cols):
         def codegen(context, builder, signature, arguments):
             cases = {
                 j: lambda j=j: _emit_dots(context, builder, signature, arguments, rows, j)
-                for j in range(1, DOT_COLS + 1)
+                for j in range(1, most_cols + 1)
             }
             _choose(builder, arguments[-1], cases)
             return context.get_dummy_value()
 
         size = types.intp
-        return types.void(a, size, size, b, size, size, size, c, size, size, types.boolean, size), codegen
+        return types.void(a, size, size, b, size, size, size, c, size, size, size, size), codegen
 
     return dots
 
 
-# c[c0 + j ldc + i] = (add: c[..]) + sum_k a[a0 + i lda + k] b[b0 + j ldb + k] for i < DOT_ROWS (or 1), j < cols, k < n.
-dot_tile, dot_row = _make_dots(DOT_ROWS), _make_dots(1)
+# c[c0 + i ldi + j ldj] = sum_k a[a0 + i lda + k] b[b0 + j ldb + k] for k < n and
+dot_tile = _make_dots(DOT_ROWS, DOT_COLS)  # i < DOT_ROWS, j < cols <= DOT_COLS
+dot_wide = _make_dots(2 * DOT_ROWS, WIDE_COLS)  # i < 2 DOT_ROWS, j < cols <= WIDE_COLS
+dot_row = _make_dots(1, DOT_COLS)  # i < 1, j < cols <= DOT_COLS
 
 
 def _emit_sums(context, builder, signature, arguments, rows, vectors):
@@ -219,6 +226,79 @@ def _emit_sums(context, builder, signature, arguments, rows, vectors):
 
     for at, total in zip(out_at, _loop(builder, n, 1, sums, step), strict=True):
         _store(builder, total, out, at, mask)
+
+
+def _exp(builder, x):
+    """e^x within 1 ulp for -87 < x < 88, cut off above, 0 below, NaN for NaN. Plain arithmetic, so in vectors.
+
+    Only in kernels compiled as exact: the split of ln 2 and the large sum below are what reordering would undo.
+    x = n ln 2 + r: adding 1.5 * 2^23 rounds x / ln 2 to the integer n and leaves it in the low bits of the sum; ln 2 is
+    taken off in two parts, the first short enough that n times it is exact. e^r = 1 + r + r^2 p(r), p fitted to the
+    least relative error for |r| <= ln 2 / 2 (3e-9). 2^n is put together from its bits, and n = -127 gives 0.
+    """
+
+    def same(value):
+        return ir.Constant(_VECTOR, [ir.Constant(_F32, value)] * LANES)
+
+    def whole(value):
+        return ir.Constant(ir.VectorType(_I32, LANES), [ir.Constant(_I32, value)] * LANES)
+
+    x = builder.select(builder.fcmp_ordered("<", x, same(-88.0)), same(-88.0), x)
+    x = builder.select(builder.fcmp_ordered(">", x, same(88.0)), same(88.0), x)
+    shifted = _multiply_add(builder, x, same(LOG2_E), same(12582912.0))
+    n = builder.fsub(shifted, same(12582912.0))
+    r = _multiply_add(builder, n, same(-LN_2_HIGH), x)
+    r = _multiply_add(builder, n, same(-LN_2_LOW), r)
+    p = same(EXP_P[0])
+    for c in EXP_P[1:]:
+        p = _multiply_add(builder, p, r, same(c))
+    p = builder.fadd(_multiply_add(builder, builder.fmul(p, r), r, r), same(1.0))
+    power = builder.add(builder.shl(builder.bitcast(shifted, whole(0).type), whole(23)), whole(0x3F800000))
+    return builder.fmul(p, builder.bitcast(power, _VECTOR))
+
+
+@intrinsic
+def exp_row(_context, x, x0, n, base):
+    """x[x0 : x0 + n] = exp(x - base) in place; returns its sum."""
+
+    def codegen(context, builder, signature, arguments):
+        _, x0, n, base = arguments
+        x = _data(context, builder, signature.args[0], arguments[0])
+        base = _splat(builder, base)
+
+        def step(k, sums, mask=None):
+            at = builder.add(x0, k)
+            value = _exp(builder, builder.fsub(_load(builder, types.float32, x, at, mask), base))
+            _store(builder, value, x, at, mask)
+            counted = value if mask is None else builder.select(mask, value, ir.Constant(_VECTOR, None))
+            return [builder.fadd(sums[0], counted)]
+
+        (total,) = _every_vector(builder, n, [ir.Constant(_VECTOR, None)], step)
+        return _add_lanes(builder, total)
+
+    return types.float32(x, types.intp, types.intp, types.float32), codegen
+
+
+@intrinsic
+def swiglu_row(_context, gate, up, out, i0, n):
+    """out[i0 : i0 + n] = gate / (1 + exp(-gate)) * up."""
+
+    def codegen(context, builder, signature, arguments):
+        gate, up, out = (_data(context, builder, signature.args[i], arguments[i]) for i in range(3))
+        i0, n = arguments[3:]
+
+        def step(k, sums, mask=None):
+            at = builder.add(i0, k)
+            x, y = (_load(builder, types.float32, a, at, mask) for a in (gate, up))
+            one = ir.Constant(_VECTOR, [ir.Constant(_F32, 1.0)] * LANES)
+            silu = builder.fdiv(x, builder.fadd(one, _exp(builder, builder.fneg(x))))
+            _store(builder, builder.fmul(silu, y), out, at, mask)
+            return sums
+
+        _every_vector(builder, n, [], step)
+        return context.get_dummy_value()
+
+    return types.void(gate, up, out, types.intp, types.intp), codegen
 
 
 @intrinsic

@@ -296,27 +296,23 @@ def test_swiglu_is_right_where_exp_overflows():
 
 
 def test_exp_is_within_one_ulp():
-    import numba
+    from npqwen.jit import jit
+    from npqwen.kernels_simd import exp_row
 
-    from npqwen.kernels_exp import exp
-
-    @numba.njit
-    def every(x, out):
-        for i in range(len(x)):
-            out[i] = exp(x[i])
+    @jit(exact=True)
+    def exp(x):
+        exp_row(x, 0, len(x), np.float32(0))
 
     x = np.linspace(-87, 88, 300_001, dtype=np.float32)
     x[0] = 0
-    out = np.empty_like(x)
-    every(x, out)
     want = np.exp(x.astype(np.float64))
-    assert (np.abs(out - want) <= np.spacing(want.astype(np.float32))).all()
-    assert out[0] == 1
-    every(x[:3], out[:3])
+    exp(x)
+    assert (np.abs(x - want) <= np.spacing(want.astype(np.float32))).all()
+    assert x[0] == 1
     edge = np.array([-np.inf, -1e30, np.nan], np.float32)
-    every(edge, out[:3])
-    assert (out[:2] == 0).all()
-    assert np.isnan(out[2])
+    exp(edge)
+    assert (edge[:2] == 0).all()
+    assert np.isnan(edge[2])
 
 
 # threads, processes, caches
@@ -387,10 +383,10 @@ def test_an_edited_helper_is_compiled_anew_although_kernels_are_cached(tmp_path)
     shutil.copytree(PACKAGE, tmp_path / "npqwen", ignore=shutil.ignore_patterns("__pycache__", "tiny"))
     cache = str(tmp_path / "cache")
     assert run_python(SWIGLU, tmp_path, NUMBA_CACHE_DIR=cache).startswith("0.731")
-    helper = tmp_path / "npqwen" / "kernels_exp.py"
+    helper = tmp_path / "npqwen" / "kernels_simd.py"
     text = helper.read_text(encoding="utf-8")
-    assert text.count("* power.view") == 1
-    helper.write_text(text.replace("* power.view", "* 2 * power.view"), encoding="utf-8")
+    assert text.count("0x3F800000") == 1
+    helper.write_text(text.replace("0x3F800000", "0x40000000"), encoding="utf-8")  # every power twice as large
     assert run_python(SWIGLU, tmp_path, NUMBA_CACHE_DIR=cache).startswith("0.576")  # 1 / (1 + 2/e)
 
 
