@@ -41,6 +41,7 @@ TILE = 128  # query rows (tokens times heads of a group) that meet a block of ke
 BLOCK_S = 128
 ITEMS = 32  # wanted at least, so that threads end together; chunks are not cut below MIN_CHUNK keys for it
 MIN_CHUNK = 256
+ALONE = 1 << 16  # products: below, starting the threads costs more than they save
 ROWS = SUM_ROWS  # computed together
 ROWS_TRANSPOSED = WIDE_COLS + 1  # from so many on, a block of keys is transposed first: no sums across lanes then
 STREAMS = 2 * DOT_ROWS  # keys far apart are read at once: see kernels_linear
@@ -94,7 +95,7 @@ def attend(
             workers = threads.workers()
             buffers = scratch("attend", workers * per_worker).reshape(workers, per_worker)
             counter = np.zeros(1, np.int64)
-            if workers == 1 or K * G * T * S * D < 1 << 16:
+            if workers == 1 or K * G * T * S * D < ALONE:
                 alone(*arguments, buffers[0], counter)
             else:
                 parallel(*arguments, buffers, counter, workers)

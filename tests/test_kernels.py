@@ -354,7 +354,7 @@ def run_python(code, folder=PACKAGE.parent, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -388,6 +388,49 @@ def test_an_edited_helper_is_compiled_anew_although_kernels_are_cached(tmp_path)
     assert text.count("0x3F800000") == 1
     helper.write_text(text.replace("0x3F800000", "0x40000000"), encoding="utf-8")  # every power twice as large
     assert run_python(SWIGLU, tmp_path, NUMBA_CACHE_DIR=cache).startswith("0.576")  # 1 / (1 + 2/e)
+
+
+def test_kernels_are_not_compiled_from_sources_of_two_states(tmp_path):
+    """Born from a crash: processes that started between two edits ran, and kept, intrinsics called in their old meaning."""
+    shutil.copytree(PACKAGE, tmp_path / "npqwen", ignore=shutil.ignore_patterns("__pycache__", "tiny"))
+    code = """
+import pathlib, npqwen.jit
+source = pathlib.Path("npqwen/kernels_simd.py")
+source.write_text(source.read_text(encoding="utf-8").replace("0x3F800000", "0x40000000"), encoding="utf-8")
+try:
+    import npqwen.kernels
+except ImportError as error:
+    print(error)
+"""
+    cache = tmp_path / "cache"
+    assert "kernels_simd.py was edited" in run_python(code, tmp_path, NUMBA_CACHE_DIR=str(cache))
+    assert not list(cache.rglob("*.nb?"))
+
+
+def test_compiled_code_is_stored_by_one_process_at_a_time(monkeypatch):
+    from filelock import FileLock, Timeout
+
+    from npqwen.jit import jit
+
+    @jit()
+    def twice(x):
+        return x + x
+
+    def save(key, data):
+        folder = Path(twice._cache.cache_path).parent
+        with pytest.raises(Timeout):
+            FileLock(folder / "lock").acquire(timeout=0)
+        saved.append(key)
+
+    saved = []
+    monkeypatch.setattr(twice._cache._cache_file, "save", save)
+    assert twice(2) == 4
+    assert len(saved) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
+def test_no_kernel_touches_memory_outside_its_arrays():
+    run_python("import fenced; fenced.main(20)", Path(__file__).parent, PYTHONPATH=str(PACKAGE.parent))
 
 
 def test_kernels_work_without_a_folder_for_their_cache(tmp_path):
