@@ -19,7 +19,6 @@ from kvmem.index import BLOCK, Index, Keys, PageBounds, ShortKeys, SignBits
 from kvmem.select import top
 from npqwen import threads
 from npqwen.jit import jit
-from npqwen.kernels_exp import exp
 from npqwen.kernels_simd import (
     LANES,
     MASKED,
@@ -28,6 +27,7 @@ from npqwen.kernels_simd import (
     TILE_K,
     above,
     dot_row,
+    exp_row,
     lowest_bit,
     prefetch,
     sum_masked,
@@ -309,10 +309,7 @@ def _attend(q, k, v, chosen_KRk, scale, out_KRD, lse_KR, buffer, counter):
             for i in range(n):
                 weights[i] *= scale
                 top = weights[i] if not weights[i] <= top else top  # so written that a NaN wins
-            total = np.float32(0)
-            for i in range(n):
-                weights[i] = exp(weights[i] - top)
-                total += weights[i]
+            total = exp_row(weights, 0, n, top)
             for i in range(n):
                 weights[i] /= total
             out_KRD[head, r] = 0

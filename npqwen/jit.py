@@ -36,7 +36,7 @@ def jit(*signature: Any, parallel: bool = False, exact: bool = False) -> Any:
         before = config.CACHE_DIR
         config.CACHE_DIR = folder or before
         try:
-            kernel = numba.njit(*signature, cache=folder is not None, **options)(function)
+            kernel = numba.njit(*signature, **options | {"cache": folder is not None})(function)
         finally:
             config.CACHE_DIR = before
         return kernel if folder is None else _saved_alone(kernel, folder)
