@@ -42,10 +42,9 @@ def attend(
     out 0 and lse -inf, which merge() ignores. Keys outside the span are never read, so what lies there may be NaN.
     Raises ValueError if the shapes do not fit. Source: FlashAttention-2, arXiv 2307.08691, section 3.1.
     """
+    check_fit(q_KGTD, k_KSD, v_KSD)
     K, G, T, D = q_KGTD.shape
     S = k_KSD.shape[1]
-    if k_KSD.shape != (K, S, D) or v_KSD.shape[:2] != (K, S):
-        raise ValueError(f"attend: queries {q_KGTD.shape} do not fit keys {k_KSD.shape} and values {v_KSD.shape}")
     if span_T2 is None:
         span_T2 = np.broadcast_to(np.array([0, S]), (T, 2))
     out_KGTD = np.zeros((K, G, T, v_KSD.shape[2]), np.float32)
@@ -73,6 +72,12 @@ def attend(
         out_KGTD[:, :, t0:t1] = weight_KGTS @ v_KSd / total_KGT1
         lse_KGT[:, :, t0:t1] = np.where(empty_KGT1, np.float32(-np.inf), top_KGT1 + np.log(total_KGT1))[..., 0]
     return State(out_KGTD, lse_KGT)
+
+
+def check_fit(q_KGTD: np.ndarray, k_KSD: np.ndarray, v_KSD: np.ndarray) -> None:
+    K, _, _, D = q_KGTD.shape
+    if k_KSD.shape[::2] != (K, D) or v_KSD.shape[:2] != k_KSD.shape[:2]:
+        raise ValueError(f"attend: queries {q_KGTD.shape} do not fit keys {k_KSD.shape} and values {v_KSD.shape}")
 
 
 def query_blocks(span_T2: np.ndarray, block: int = BLOCK) -> Iterator[tuple[int, int]]:

@@ -18,7 +18,7 @@ import numpy as np
 from numba import types
 
 from npqwen import threads
-from npqwen.attention import State
+from npqwen.attention import State, check_fit
 from npqwen.jit import jit
 from npqwen.kernels_simd import (
     DOT_ROWS,
@@ -62,10 +62,9 @@ def attend(
 
     Keys and values may be views into a longer cache. out lies in memory token by token, as the next product reads it.
     """
+    check_fit(q_KGTD, k_KSD, v_KSD)
     K, G, T, D = q_KGTD.shape
     S, D_v = k_KSD.shape[1], v_KSD.shape[2]
-    if k_KSD.shape != (K, S, D) or v_KSD.shape[:2] != (K, S):
-        raise ValueError(f"attend: queries {q_KGTD.shape} do not fit keys {k_KSD.shape} and values {v_KSD.shape}")
     if span_T2 is None:
         span_T2 = np.empty((T, 2), np.int64)
         span_T2[:] = 0, S

@@ -25,6 +25,11 @@ def linear(x_TE: np.ndarray, w_NE: np.ndarray) -> np.ndarray:
     return out_TN
 
 
+def linears(x_TE: np.ndarray, *w_NE: np.ndarray) -> list[np.ndarray]:
+    """x w^T for each of several matrices with one input."""
+    return [linear(x_TE, w) for w in w_NE]
+
+
 def rms_norm(x_TE: np.ndarray, weight_E: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis. eps stands inside the root: for small x it matters."""
     mean_square = np.mean(x_TE * x_TE, axis=-1, keepdims=True, dtype=np.float32)

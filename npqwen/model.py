@@ -38,14 +38,25 @@ class Ops:
     """The array functions a forward pass is made of. Plain NumPy, or Numba twins of the same signatures."""
 
     name: str
+    embed: Callable[[np.ndarray, np.ndarray], np.ndarray]
     linear: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    linears: Callable[..., list[np.ndarray]]
     rms_norm: Callable[[np.ndarray, np.ndarray, float], np.ndarray]
     rope: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
     swiglu: Callable[[np.ndarray, np.ndarray], np.ndarray]
     attend: Callable[..., State]
 
 
-NUMPY = Ops("numpy", layers.linear, layers.rms_norm, layers.rope, layers.swiglu, attention.attend)
+NUMPY = Ops(
+    "numpy",
+    layers.embed,
+    layers.linear,
+    layers.linears,
+    layers.rms_norm,
+    layers.rope,
+    layers.swiglu,
+    attention.attend,
+)
 
 
 @dataclass(frozen=True)
@@ -99,12 +110,12 @@ def choose_ops(kernels: str) -> Ops:
         raise UserError(f"kernels {kernels!r} is unknown (numpy, numba, auto)")
     from npqwen import kernels as fast  # Numba takes most of a second to import: only who computes with it waits
 
-    return Ops("numba", fast.linear, fast.rms_norm, fast.rope, fast.swiglu, fast.attend)
+    return Ops("numba", layers.embed, fast.linear, fast.linears, fast.rms_norm, fast.rope, fast.swiglu, fast.attend)
 
 
 def forward(model: Model, ids_T: np.ndarray, positions_T: np.ndarray, attend: Attend) -> np.ndarray:
     """Hidden states after the final norm, float32 (T, E). What a token sees is attend's business alone."""
-    x_TE = layers.embed(model.weights.embed, ids_T)
+    x_TE = model.ops.embed(model.weights.embed, ids_T)
     rotation = layers.rotation(model.config, positions_T)
     for layer in range(model.config.n_layers):
         x_TE = block(model, layer, x_TE, rotation, attend)
@@ -119,9 +130,10 @@ def block(
     T = len(x_TE)
 
     h_TE = ops.rms_norm(x_TE, w.input_norm, config.eps)
-    q_HTD = heads(_plus(ops.linear(h_TE, w.q), w.q_bias), config.n_heads)
-    k_KTD = heads(_plus(ops.linear(h_TE, w.k), w.k_bias), config.n_kv_heads)
-    v_KTD = heads(_plus(ops.linear(h_TE, w.v), w.v_bias), config.n_kv_heads)
+    q_TN, k_TN, v_TN = ops.linears(h_TE, w.q, w.k, w.v)
+    q_HTD = heads(_plus(q_TN, w.q_bias), config.n_heads)
+    k_KTD = heads(_plus(k_TN, w.k_bias), config.n_kv_heads)
+    v_KTD = heads(_plus(v_TN, w.v_bias), config.n_kv_heads)
     # Qwen3 normalises every head before it rotates it. The order matters: the norm's gain differs per channel, and
     # rotation mixes channels i and i + D/2.
     if w.q_norm is not None and w.k_norm is not None:
@@ -133,7 +145,8 @@ def block(
     x_TE = x_TE + _plus(ops.linear(out_TE, w.o), w.o_bias)
 
     h_TE = ops.rms_norm(x_TE, w.mlp_norm, config.eps)
-    return x_TE + ops.linear(ops.swiglu(ops.linear(h_TE, w.gate), ops.linear(h_TE, w.up)), w.down)
+    gate_TF, up_TF = ops.linears(h_TE, w.gate, w.up)
+    return x_TE + ops.linear(ops.swiglu(gate_TF, up_TF), w.down)
 
 
 def heads(x_TN: np.ndarray, n: int) -> np.ndarray:

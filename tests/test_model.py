@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -105,20 +105,20 @@ def test_every_activation_is_float32(model, monkeypatch):
 
         def watched(*arrays, **named):
             result = function(*arrays, **named)
-            for array in [*arrays, *named.values(), *(result if isinstance(result, tuple) else [result])]:
+            for array in [*arrays, *named.values(), *(result if isinstance(result, tuple | list) else [result])]:
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
                     seen.append((name, array.dtype))
             return result
 
         return watched
 
-    ops = model_module.Ops("watched", *(watch(n) for n in ("linear", "rms_norm", "rope", "swiglu", "attend")))
-    watched = replace(model, ops=ops)
+    names = [field.name for field in fields(model.ops) if field.name != "name"]
+    watched = replace(model, ops=replace(model.ops, **{name: watch(name) for name in names}))
     cache = watched.new_cache([len(IDS)])
     hidden = forward(watched, IDS, cache.append([len(IDS)]), cache.attend)
     assert unembed(watched, hidden).dtype == hidden.dtype == cache.k_LKSD.dtype == np.float32
     assert {dtype for _, dtype in seen} == {np.dtype(np.float32)}
-    assert {name for name, _ in seen} == {"linear", "rms_norm", "rope", "swiglu", "attend"}
+    assert {name for name, _ in seen} == set(names)
 
 
 def test_both_spellings_of_the_rope_settings_give_bit_equal_logits(kernels, tmp_path):
