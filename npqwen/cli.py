@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     add_model(generate)
     _add_sampling(generate, max_new_tokens=64)
     generate.add_argument("--ids", action="store_true", help="print token ids instead of text")
+    generate.add_argument("--profile", action="store_true", help="print each stage's share of the time on stderr")
     generate.epilog = (
         'examples:\n  npqwen generate "Once upon a time" --max-new-tokens 40\n'
         "  cat text.txt | npqwen generate --model DIR --temperature 0.7 --top-p 0.9 --seed 1\n"
@@ -150,7 +151,17 @@ def run_generate(args: argparse.Namespace) -> None:
     if model.tokenizer is None:
         raise no_tokenizer(model.folder)
     rows = new_rows(model, [model.tokenizer.encode(prompt)], options, args.seed)
-    _write(model, rows, options, args)
+    if not args.profile:
+        _write(model, rows, options, args)
+        return
+    from npqwen.generation import generate
+    from npqwen.profile import Profile
+
+    profile = Profile(model)
+    list(generate(profile.model, rows[0].prompt, min(2, options.max_new_tokens)))
+    profile.start()
+    _write(profile.model, rows, options, args)
+    print(profile.table(len(rows[0].prompt), len(rows[0].ids)), file=sys.stderr)
 
 
 def _write(model: Model, rows: list[Row], options: Options, args: argparse.Namespace) -> None:

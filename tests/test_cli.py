@@ -8,6 +8,7 @@ import pytest
 import toy
 
 import npqwen
+from npqwen import profile
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,19 @@ def test_a_sampled_text_comes_with_the_seed_that_repeats_it(folder):
     again = npqwen_command(*words, "--seed", seed)
     assert again.stdout == first.stdout
     assert again.stderr == b""
+
+
+def test_a_profile_adds_up_and_changes_no_text(folder):
+    words = ("generate", "--model", folder, "--max-new-tokens", 20, "Hi")
+    done = npqwen_command(*words, "--profile")
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == npqwen_command(*words).stdout
+    lines = [line.split() for line in done.stderr.decode().splitlines()]
+    assert [line[0] for line in lines] == ["stage", *profile.STAGES, "prefill:"]
+    for column in (1, 3):
+        shares = [float(line[column]) for line in lines[1:-1]]
+        assert min(shares[5:8]) > 0  # o, mlp, logits: even of a toy they take time
+        assert abs(sum(shares) - 100) < 1
 
 
 def test_stats_tell_how_it_ended(folder):
