@@ -1,4 +1,4 @@
-"""python tools/bench.py [decode batch prefill attention memory open] [--model FOLDER] [--peers ...] [--json FILE]
+"""python tools/bench.py [decode batch prefill attention selection memory open] [--model FOLDER] [--peers ...] [--json FILE]
 
 Every figure is measured beside its peers in one run: contenders live in processes of their own, take turns in rotated
 order, and a median of their turns is printed with its ratio to ours. Absolute figures say something about this machine
@@ -27,16 +27,24 @@ import numpy as np
 
 HERE = Path(__file__).parent
 GEOMETRY = {"0.6b": (1024, 3072), "1.7b": (2048, 6144)}  # hidden, mlp width; the rest is the same in both
-WORKS = ("decode", "batch", "prefill", "attention", "memory", "open")
-PEERS = ("transformers float32", "transformers bfloat16", "llama.cpp", "npqwen numpy")
+WORKS = ("decode", "batch", "prefill", "attention", "selection", "memory", "open")
+PEERS = ("transformers float32", "transformers bfloat16", "llama.cpp BF16", "llama.cpp Q4_K_M", "npqwen numpy")
+SELECTORS = ("lowrank16:64:8", "sign:8", "quest16:4")
+KEYS = (512, 2048, 8192, 16384, 32768, 65536)
 CONTEXT = 512  # tokens before the decode steps that are timed
 
 
 def main() -> None:
     args = parse()
     with contextlib.ExitStack() as stack:
-        folder = args.model or random_model(Path(stack.enter_context(tempfile.TemporaryDirectory())), args.geometry)
-        options = {"folder": str(folder), "threads": args.threads, "gguf": args.gguf}
+        folder = args.model or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not args.model and set(args.work) - {"selection", "attention"}:
+            random_model(folder, args.geometry)
+        options = {
+            "folder": str(folder),
+            "threads": args.threads,
+            "gguf": {"BF16": args.bf16_gguf, "Q4_K_M": args.q4_gguf},
+        }
         results: dict[str, Any] = {"machine": about(args, folder)}
         for work in args.work:
             rows = globals()[f"bench_{work}"](options, args)
@@ -51,12 +59,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("work", nargs="*", default=[], help=f"what to measure: {' '.join(WORKS)} (default: all)")
     parser.add_argument("--model", help="a folder with config.json and *.safetensors")
     parser.add_argument("--geometry", choices=sorted(GEOMETRY), default="0.6b", help="of random weights")
-    parser.add_argument("--gguf", help="a GGUF file of the same model, for llama.cpp")
+    parser.add_argument("--bf16-gguf", help="a GGUF file of the same weights, for llama.cpp")
+    parser.add_argument("--q4-gguf", help="the same quantised to Q4_K_M, for llama.cpp")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: all that are installed")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--turns", type=int, default=5, help="of each contender")
     parser.add_argument("--tokens", type=int, default=2000, help="of a prefill")
     parser.add_argument("--rows", type=int, default=20, help="of a batch")
+    parser.add_argument("--arms", nargs="*", default=[s + f for s in SELECTORS for f in ("", "+ffit/8")])
+    parser.add_argument("--keys", nargs="*", type=int, default=KEYS, help="lengths of the texts of `selection`")
     parser.add_argument("--json", help="a file for the results")
     args = parser.parse_args()
     if unknown := set(args.work) - set(WORKS):
@@ -64,8 +75,8 @@ def parse() -> argparse.Namespace:
     args.work = args.work or list(WORKS)
     if args.peers is None:
         args.peers = [p for p in PEERS if installed({"t": "torch", "l": "llama_cpp_python", "n": "numpy"}[p[0]])]
-        if not args.gguf and "llama.cpp" in args.peers:
-            args.peers.remove("llama.cpp")
+        files = {"llama.cpp BF16": args.bf16_gguf, "llama.cpp Q4_K_M": args.q4_gguf}
+        args.peers = [p for p in args.peers if files.get(p, p)]
     return args
 
 
@@ -90,7 +101,9 @@ def about(args: argparse.Namespace, folder: Path | str) -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "versions": {name: found for name in names if (found := installed(name))},
-        "model": str(args.model or f"random weights, geometry of Qwen3-{args.geometry}"),
+        "model": Path(args.model).resolve().name
+        if args.model
+        else f"random weights, geometry of Qwen3-{args.geometry}",
         "weights_bytes": sum(f.stat().st_size for f in Path(folder).glob("*.safetensors")),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -173,7 +186,7 @@ def rows_of(figures: dict[str, list[float]], unit: str, scale: float = 1.0) -> l
 
 def bench_decode(options: dict[str, Any], args: argparse.Namespace, rows: int = 1) -> list[dict[str, Any]]:
     """One token after CONTEXT others, and the share of the machine's read bandwidth that its weights make up."""
-    peers = [p for p in args.peers if rows == 1 or p != "llama.cpp"]
+    peers = [p for p in args.peers if rows == 1 or not p.startswith("llama.cpp")]
 
     def measure(one: Contender) -> float:
         if one.name == "machine":
@@ -269,6 +282,73 @@ def bench_attention(options: dict[str, Any], args: argparse.Namespace) -> list[d
             row["GB/s"] = 2 * k.nbytes / row["ms"] / 1e6
             table.append({"S": S} | row | {"share of read bandwidth": row["GB/s"] / bandwidth})
     return table
+
+
+def bench_selection(options: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One attention step of all layers of a model, for one token and for a batch, over longer and longer texts.
+
+    Bytes are those of a step: keys and values of all records for dense attention; for an arm its index and function once,
+    and for each token the records that it looks at. Where memory is short, fewer layers are held and stand for all.
+    """
+    names = ["our layers"] + ["torch layers"] * bool(installed("torch"))
+    table: list[dict[str, Any]] = []
+    with contenders(names, options) as (ours, *peers):
+        for keys in args.keys:
+            held, *_ = [one.ask({"do": "fill", "keys": keys}) for one in (ours, *peers)]
+            for arm in args.arms:
+                costs = ours.ask({"do": "build", "arm": arm})
+                for rows in (1, args.rows):
+                    table += selection_rows(ours, peers, arm, keys, rows, costs, args.turns)
+                    table[-1]["layers held"] = held
+                    print(f"  {table[-1]}", file=sys.stderr)
+    table.sort(key=lambda row: (row["batch"], args.arms.index(row["what"]), row["keys"]))
+    for row in table:
+        alike = [other for other in table if (other["what"], other["batch"]) == (row["what"], row["batch"])]
+        row["pays from"] = break_even([(other["keys"], other["times faster than dense"]) for other in alike])
+    return table
+
+
+def selection_rows(
+    ours: Contender, peers: list[Contender], arm: str, keys: int, rows: int, costs: dict[str, float], n_turns: int
+) -> list[dict[str, Any]]:
+    """The arm against dense attention and torch, their turns in rotated order."""
+    runs = [(arm, ours, arm), ("dense", ours, "dense"), *[("torch", peer, "") for peer in peers]]
+    figures: dict[str, list[float]] = {name: [] for name, _, _ in runs}
+    for turn in range(n_turns + 1):
+        for i in range(len(runs)):
+            name, one, what = runs[(turn + i) % len(runs)]
+            figure = one.ask({"do": "time", "arm": what, "rows": rows})
+            if turn:
+                figures[name].append(figure)
+    ms = {name: statistics.median(values) * 1e3 for name, values in figures.items()}
+    row = {
+        "what": arm,
+        "batch": rows,
+        "keys": keys,
+        "ms a step": ms[arm],
+        "lowest": min(figures[arm]) * 1e3,
+        "highest": max(figures[arm]) * 1e3,
+        "dense ms": ms["dense"],
+        "MB": (costs["index_bytes"] + rows * costs["query_bytes"]) / 1e6,
+        "reads share": costs["reads"],
+        "limit by reads": 1 / costs["reads"],
+        "times faster than dense": ms["dense"] / ms[arm],
+    }
+    if peers:
+        row |= {"torch ms": ms["torch"], "times faster than torch": ms["torch"] / ms[arm]}
+    return [row]
+
+
+def break_even(points: list[tuple[int, float]]) -> str:
+    """The number of keys from which on an arm stays faster, interpolated in logarithms between (keys, times faster)."""
+    slower = [i for i, (_, times) in enumerate(points) if times < 1]
+    if not slower:
+        return f"below {points[0][0]}"
+    if slower[-1] == len(points) - 1:
+        return f"beyond {points[-1][0]}"
+    (keys0, times0), (keys1, times1) = points[slower[-1]], points[slower[-1] + 1]
+    share = np.log(1 / times0) / np.log(times1 / times0)
+    return f"{keys0 * (keys1 / keys0) ** share:.0f}"
 
 
 # The model

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,6 +94,115 @@ class LlamaCpp:
         self.llama.eval([self.llama.sample(temp=0.0)])
 
 
+GEOMETRY = {"K": 8, "G": 2, "D": 128, "L": 28}  # kv heads, query heads of each, head_dim, layers: of all small Qwen3
+HELD_BYTES = 1200 << 20  # of keys and values at most; layers beyond are stood for by these
+OTHER_BYTES = 256 << 20  # read between two timings, as a model would read its weights: no index waits in a cache
+
+
+class Layers:
+    """Random keys and values of a text in as many of a model's layers as fit; steps are timed on them and scaled to all."""
+
+    def fill(self, keys: int) -> int:
+        """The number of layers that are held."""
+        K, D, L = (GEOMETRY[x] for x in "KDL")
+        n = max(1, min(L, HELD_BYTES // (2 * K * keys * D * 4)))
+        rng = np.random.default_rng(keys)
+        self.k, self.v = ([rng.standard_normal((K, keys, D), np.float32) for _ in range(n)] for _ in range(2))
+        self.rng, self.other = rng, np.ones(OTHER_BYTES // 8, np.uint64)
+        return n
+
+    def time(self, arm: str, rows: int) -> float:
+        """Seconds of one attention step of the whole model for `rows` tokens that have not been asked before."""
+        K, G, D, L = (GEOMETRY[x] for x in "KGDL")
+        q_KGTD = self.rng.standard_normal((K, G, rows, D), np.float32)
+        self.other.sum()
+        step = self.step_of(arm, q_KGTD)
+        start = time.perf_counter()
+        for layer in range(len(self.k)):
+            step(layer)
+        return (time.perf_counter() - start) / len(self.k) * L
+
+    def step_of(self, arm: str, q_KGTD: np.ndarray) -> Callable[[int], Any]:
+        raise NotImplementedError
+
+
+class OurLayers(Layers):
+    """Dense attention of the kernels, and the parts that arms make of the layers."""
+
+    def __init__(self, threads: int):
+        from npqwen.model import choose_ops
+        from npqwen.threads import set_threads
+
+        set_threads(threads)
+        K, G, D = (GEOMETRY[x] for x in "KGD")
+        config = SimpleNamespace(n_kv_heads=K, n_heads=K * G, group=G, head_dim=D, scale=D**-0.5)
+        self.model: Any = SimpleNamespace(config=config, ops=choose_ops("numba"))
+
+    def build(self, arm: str) -> dict[str, float]:
+        """Makes an arm's parts; the share of the cache that it reads by arithmetic, the bytes it holds for a query to read.
+
+        A function's clusters are random ones: fitting them would take hours and change no time of a step.
+        """
+        from kvmem.mix import Mix, Mixed
+        from kvmem.reading import Reading, Region, Settings
+        from kvmem.spec import parse
+
+        recipe: Any = parse(arm)
+        keys = self.k[0].shape[1]
+        reading = Reading(self.model, np.arange(keys), tuple(self.k), tuple(self.v), ())
+        regions = [Region(reading, layer, 0, Settings(n_sinks=0)) for layer in range(len(self.k))]
+        if isinstance(recipe, Mix):
+            selectors = [recipe.selector.build(region) for region in regions]
+            self.parts = [Mixed(part, self.clusters(recipe.function.f)) for part in selectors]
+        else:
+            self.parts = selectors = [recipe.build(region) for region in regions]
+        K, G, D, L = (GEOMETRY[x] for x in "KGDL")
+        selector = getattr(recipe, "selector", recipe)
+        chosen = selectors[0].choose(np.zeros((K, 1, D), np.float32)).shape[2]
+        read_again = getattr(selector, "shortlist", 0) or chosen
+        return {
+            "reads": recipe.reads(keys, D),
+            "index_bytes": L * (self.parts[0].stored_bytes - 2 * self.k[0].nbytes),
+            "query_bytes": L * K * G * (read_again + chosen) * D * 4,  # a token's own records: keys and values
+        }
+
+    def clusters(self, f: int) -> Any:
+        from kvmem.centroid import Clusters, n_clusters
+
+        K, D = GEOMETRY["K"], GEOMETRY["D"]
+        C = n_clusters(self.k[0].shape[1], D, f)
+        c_KCD, w_KCD = self.rng.standard_normal((2, K, C, D), np.float32)
+        return Clusters(c_KCD, np.full((K, C), np.log(f), np.float32), w_KCD, D**-0.5, self.model.ops.attend)
+
+    def step_of(self, arm: str, q_KGTD: np.ndarray) -> Callable[[int], Any]:
+        if arm == "dense":
+            attend, scale = self.model.ops.attend, self.model.config.scale
+            return lambda layer: attend(q_KGTD, self.k[layer], self.v[layer], scale=scale)
+        return lambda layer: self.parts[layer].state(q_KGTD)
+
+
+class TorchLayers(Layers):
+    """scaled_dot_product_attention with all query heads of a kv head as its rows: nothing is repeated for them."""
+
+    def __init__(self, threads: int):
+        import torch
+
+        torch.set_num_threads(threads)
+        self.torch = torch
+
+    def step_of(self, arm: str, q_KGTD: np.ndarray) -> Callable[[int], Any]:
+        K, G, T, D = q_KGTD.shape
+        attend, tensor = self.torch.nn.functional.scaled_dot_product_attention, self.torch.from_numpy
+        q = tensor(q_KGTD.reshape(K, 1, G * T, D))
+        k, v = ([tensor(x)[:, None] for x in layers] for layers in (self.k, self.v))
+
+        def step(layer: int) -> Any:
+            with self.torch.inference_mode():
+                return attend(q, k[layer], v[layer])
+
+        return step
+
+
 class Machine:
     """Ceilings: bytes read per second by all threads, NumPy's own float32 products."""
 
@@ -131,8 +241,11 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "npqwen numpy": lambda o: Ours(o["folder"], o["threads"], "numpy"),
     "transformers float32": lambda o: Transformers(o["folder"], o["threads"], "float32"),
     "transformers bfloat16": lambda o: Transformers(o["folder"], o["threads"], "bfloat16"),
-    "llama.cpp": lambda o: LlamaCpp(o["gguf"], o["threads"]),
+    "llama.cpp BF16": lambda o: LlamaCpp(o["gguf"]["BF16"], o["threads"]),
+    "llama.cpp Q4_K_M": lambda o: LlamaCpp(o["gguf"]["Q4_K_M"], o["threads"]),
     "machine": lambda o: Machine(o["threads"]),
+    "our layers": lambda o: OurLayers(o["threads"]),
+    "torch layers": lambda o: TorchLayers(o["threads"]),
 }
 
 
@@ -161,7 +274,7 @@ def answer(runner: Any, request: dict[str, Any]) -> Any:
         return [seconds(runner.step) for _ in range(request["n"])]
     if what == "memory":
         return resident()
-    return getattr(runner, what)()
+    return getattr(runner, what)(**{name: value for name, value in request.items() if name != "do"})
 
 
 def serve() -> None:
