@@ -1,7 +1,7 @@
 """The numbers behind tables and charts: each derives from the rows of one arm."""
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from experiments import stats
@@ -41,9 +41,12 @@ def lse_error(evidence: Evidence, arm: str) -> dict[int, float]:
 
 
 def seconds(evidence: Evidence, arm: str) -> float | None:
-    """Measured seconds a text: all rows of the arm that carry a time."""
-    rows = [r for (_, a), rows in evidence.by_kind.items() if a == arm for r in rows if r["seconds"] is not None]
-    return sum(r["seconds"] for r in rows) / len({r["text"] for r in rows}) if rows else None
+    """Measured seconds of the median text, all rows of the arm that carry a time: a run may have been paused in others."""
+    texts: dict[int, float] = {}
+    for row in (row for (_, a), rows in evidence.by_kind.items() if a == arm for row in rows):
+        if row["seconds"] is not None:
+            texts[row["text"]] = texts.get(row["text"], 0.0) + row["seconds"]
+    return median(texts.values()) if texts else None
 
 
 def fabrications(evidence: Evidence, n: int = 3) -> list[dict[str, Any]]:

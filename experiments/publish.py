@@ -18,7 +18,7 @@ MEASURES: dict[str, tuple[str, Callable[[Evidence, str], str]]] = {
     "fabricated": ("Fabricated numbers, % of answers", lambda one, arm: percent(share(one, arm, "fabricated"))),
     "copy_nll": ("Copy NLL, nats a token", lambda one, arm: number(mean(list(one.nll(arm, "copy_nll").values())), 3)),
     "seconds": (
-        "Seconds a text, measured, the machine shared with other work",
+        "Seconds of the median text, measured on a machine shared with other work",
         lambda one, arm: number(seconds(one, arm), 1),
     ),
 }

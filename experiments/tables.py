@@ -74,7 +74,7 @@ def arms_table(evidence: Evidence) -> Table:
     note = (
         "95 % Wilson intervals. Stored: bytes as a share of what full stores. Reads: floats read per query as a share "
         "of the text's keys and values, by arithmetic, not timing. NLL: nats a token, mean over texts. Seconds are "
-        "measured."
+        "measured, those of the median text."
     )
     if any(row[0].endswith("†") for row in rows):
         note += " † not in the protocol."
