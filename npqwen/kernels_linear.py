@@ -1,4 +1,7 @@
-"""x w^T for weights as stored: few tokens in one pass over the matrix, more against blocks of it, widened and transposed."""
+"""x w^T for weights as stored: few tokens in one pass over the matrix, more against blocks of it, widened and transposed.
+
+On a machine with matrix tiles, products of more than a few tokens with bf16 weights are those of kernels_tiles.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from functools import cache
 import numba
 import numpy as np
 
-from npqwen import threads
+from npqwen import kernels_tiles, threads
 from npqwen.jit import jit
 from npqwen.kernels_simd import (
     DOT_COLS,
@@ -34,6 +37,7 @@ ITEMS = 8  # at least, as far as there are rows
 BLOCK_N = SUM_VECTORS * LANES  # weight rows transposed together
 BLOCK_K = 256  # and how many of their columns: the block stays in the innermost caches while all tokens pass
 ALONE = 1 << 14  # weights: below, starting the threads costs more than they save
+TILES = True  # matrix tiles, where there are any
 BLOCK_T = 128  # tokens for which transposing a block again is cheap, if it takes that to give every thread work
 
 
@@ -58,7 +62,7 @@ def linears(x_TE: np.ndarray, *w_NE: np.ndarray) -> list[np.ndarray]:
     matrices = [_as_compiled(w) for w in w_NE]
     w0, w1, w2 = (*matrices, *[_nothing(matrices[0].dtype)] * (3 - len(matrices)))
     out0, out1, out2 = (*out_TN, *[out_TN[0]] * (3 - len(matrices)))
-    counters = np.zeros(3, np.int64)
+    counters = np.zeros(4, np.int64)
     with threads.lock:
         workers = threads.workers()
         if T <= DOT_COLS:
@@ -66,6 +70,8 @@ def linears(x_TE: np.ndarray, *w_NE: np.ndarray) -> list[np.ndarray]:
                 _few(x_TE, w0, out0, w1, out1, w2, out2, counters)
             else:
                 _few_parallel(x_TE, w0, out0, w1, out1, w2, out2, counters, workers)
+        elif TILES and kernels_tiles.available() and all(map(kernels_tiles.fit, matrices)):
+            kernels_tiles.products(x_TE, w0, out0, w1, out1, w2, out2, counters, workers)
         else:
             blocks = scratch("linear", workers * (BLOCK_K * BLOCK_N + 16)).reshape(workers, -1)
             if workers == 1:

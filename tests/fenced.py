@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from npqwen import attention, kernels, kernels_attend, kernels_linear, kernels_pointwise, layers, threads
+from npqwen import attention, kernels, kernels_attend, kernels_linear, kernels_pointwise, kernels_tiles, layers, threads
 
 protect = ctypes.CDLL(None, use_errno=True).mprotect
 protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -46,12 +46,16 @@ class Fence:
         """The kernel's result, with its inputs, outputs and scratch all fenced. The last array starts skew bytes off."""
         arrays = [self.put(x, skew if x is arrays[-1] else 0) for x in arrays]
         kwargs = {name: self.put(x) if isinstance(x, np.ndarray) else x for name, x in kwargs.items()}
-        kernels_linear.scratch = kernels_attend.scratch = self.scratch
+        kernels_linear.scratch = kernels_attend.scratch = kernels_tiles.scratch = self.scratch
         np.empty, np.empty_like = self.empty, lambda x: self.empty(x.shape, x.dtype)
         try:
             return kernel(*arrays, **kwargs)
         finally:
             np.empty, np.empty_like = EMPTY, EMPTY_LIKE
+
+
+def bf16(x):
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def cases(rng, T):
@@ -64,7 +68,9 @@ def cases(rng, T):
     N, S = N + int(rng.integers(0, 2)) * 300, S + int(rng.integers(0, 2)) * 700
     K, G = (int(n) for n in rng.integers(1, 5, 2))
     w = normal(N, E)
-    for stored in ((w.view(np.uint32) >> 16).astype(np.uint16), w.astype(np.float16), w):
+    E_32 = -(-E // 32) * 32
+    yield kernels.linear, layers.linear, (normal(T, E_32), bf16(normal(N + 16, E_32))), {}  # fits matrix tiles
+    for stored in (bf16(w), w.astype(np.float16), w):
         yield kernels.linear, layers.linear, (normal(T, E), stored), {}
     lo = rng.integers(0, S + 1, T)
     spans = (

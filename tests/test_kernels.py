@@ -14,7 +14,7 @@ import pytest
 from npqwen import attention, layers
 
 kernels = pytest.importorskip("npqwen.kernels")
-from npqwen import threads  # noqa: E402
+from npqwen import kernels_linear, kernels_tiles, threads  # noqa: E402
 
 SIZES = (0, 1, 15, 16, 17, 63, 64, 65)
 PACKAGE = Path(layers.__file__).parent
@@ -53,12 +53,19 @@ def on_threads(n, function):
 two_threads = pytest.mark.skipif(threads.most() < 2, reason="one core")
 
 
+@pytest.fixture(params=["vectors", "tiles"])
+def tiles(request, monkeypatch):
+    if request.param == "tiles" and not kernels_tiles.available():
+        pytest.skip("this machine has no matrix tiles")
+    monkeypatch.setattr(kernels_linear, "TILES", request.param == "tiles")
+
+
 # linear
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float16, np.float32])
 @pytest.mark.parametrize("T", [*SIZES, 2, 5, 6, 7, 61])
-def test_linear_equals_numpy_at_awkward_sizes(dtype, T, n_threads):
+def test_linear_equals_numpy_at_awkward_sizes(dtype, T, n_threads, tiles):
     for N in SIZES:
         for E in SIZES[1:]:
             x, w = normal(T, E), stored(normal(N, E, seed=1), dtype)
@@ -68,8 +75,8 @@ def test_linear_equals_numpy_at_awkward_sizes(dtype, T, n_threads):
 
 
 @pytest.mark.parametrize("T", [1, 20, 70])
-def test_linear_equals_numpy_when_a_row_takes_several_blocks(T):
-    for E in (1025, 2048, 3001):
+def test_linear_equals_numpy_when_a_row_takes_several_blocks(T, tiles):
+    for E in (1025, 1056, 2048, 3001):
         x, w = normal(T, E), stored(normal(37, E, seed=1), np.uint16)
         typical = math.sqrt(E)  # of a product of normal rows
         np.testing.assert_allclose(kernels.linear(x, w), layers.linear(x, w), rtol=0, atol=5e-6 * typical)
@@ -93,8 +100,31 @@ def test_linear_widens_every_kind_of_bf16_number_exactly():
         np.testing.assert_array_equal(kernels.linear(np.ones((T, 1), np.float32), bits[:, None]), [want] * T)
 
 
-def test_linear_keeps_nan_and_inf_in_their_own_rows():
-    x, w = normal(9, 40), stored(normal(21, 40, seed=1), np.uint16)
+def test_linear_on_tiles_rounds_no_activation():
+    """The identity gives x back bit by bit: 24 bits go through tiles that take 8. Infinity and NaN go through too."""
+    x = normal(40, 64) * np.float32(10.0) ** np.arange(-16, 24, dtype=np.float32)[:, None]
+    if kernels_tiles.available():
+        assert kernels_tiles.fit(stored(np.eye(64, dtype=np.float32), np.uint16))
+    np.testing.assert_array_equal(kernels.linear(x, stored(np.eye(64, dtype=np.float32), np.uint16)), x)
+    x[7, 3], x[8, 5] = np.inf, np.nan
+    got = kernels.linear(x, stored(np.ones((64, 64), np.float32), np.uint16))
+    assert np.isposinf(got[7]).all()
+    assert np.isnan(got[8]).all()
+    assert np.isfinite(np.delete(got, [7, 8], 0)).all()
+
+
+@pytest.mark.parametrize(("T", "N", "E"), [(100, 100, 2048), (300, 600, 1056)])
+def test_linear_is_about_as_exact_as_numpy(T, N, E, tiles):
+    """Over many blocks of everything. The tiles' sums are the more exact ones, those of the vectors go one by one."""
+    x, w = normal(T, E), stored(normal(N, E, seed=1), np.uint16)
+    exact = x.astype(np.float64) @ layers.widen(w).T.astype(np.float64)
+    error, theirs = (np.sqrt(np.mean((got - exact) ** 2)) for got in (kernels.linear(x, w), layers.linear(x, w)))
+    assert error < theirs * (1 if kernels_linear.TILES else 3)
+
+
+@pytest.mark.parametrize("E", [40, 64])
+def test_linear_keeps_nan_and_inf_in_their_own_rows(E, tiles):
+    x, w = normal(9, E), stored(normal(21, E, seed=1), np.uint16)
     x[3, 5], w[7, 6] = np.nan, 0x7F80
     got = kernels.linear(x, w)
     assert np.isnan(got[3]).all()
