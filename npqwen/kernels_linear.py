@@ -32,7 +32,7 @@ from npqwen.scratch import scratch
 # The one-pass kernel waits for memory alone. STREAMS rows far apart are read at once: each asks for its next line while the
 # others wait, which is worth twice the speed of neighbouring rows where the hardware does not look ahead.
 STREAMS = 2 * DOT_ROWS
-ITEM_BYTES = 1 << 18  # of weights, for one turn of a worker
+ITEM_BYTES = 1 << 19  # of weights, for one turn of a worker
 ITEMS = 8  # at least, as far as there are rows
 BLOCK_N = SUM_VECTORS * LANES  # weight rows transposed together
 BLOCK_K = 256  # and how many of their columns: the block stays in the innermost caches while all tokens pass
