@@ -18,6 +18,7 @@ TILE_K = 2 * LANES
 DOT_ROWS, DOT_COLS = (4, 6) if WIDE else (2, 4)
 WIDE_COLS = DOT_COLS // 2
 SUM_ROWS, SUM_VECTORS = (6, 4) if WIDE else (3, 4)
+AHEAD = 1024  # bytes of each row that are asked for before they are needed
 
 LOG2_E, LN_2_HIGH, LN_2_LOW = 1.4426950408889634, 0.693359375, -0.00021219444005471377
 EXP_P = (0.0013814539415761828, 0.00836874544620514, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
@@ -57,14 +58,19 @@ def take(_context, counter):
     return types.int64(counter), codegen
 
 
+def _prefetch(builder, place, near):
+    """near: 3 for the innermost cache, 2 for the next. The address may be of no memory at all."""
+    place = builder.bitcast(place, ir.IntType(8).as_pointer())
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _I32(0), _I32(near), _I32(1)])
+
+
 @intrinsic
 def prefetch(_context, x, x0):
     """Asks for the cache line of x at this element, which may lie past the array's end."""
 
     def codegen(context, builder, signature, arguments):
         data = builder.bitcast(_data(context, builder, signature.args[0], arguments[0]), _F32.as_pointer())
-        place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _I32(0), _I32(2), _I32(1)])
+        _prefetch(builder, builder.gep(data, [arguments[1]]), 2)
         return context.get_dummy_value()
 
     return types.void(x, types.intp), codegen
@@ -162,6 +168,7 @@ def _choose(builder, value, cases):
 def _emit_dots(context, builder, signature, arguments, rows, cols):
     _, a0, lda, _, b0, ldb, n, _, c0, ldi, ldj, _ = arguments
     a, b, c = (_data(context, builder, signature.args[i], arguments[i]) for i in (0, 3, 7))
+    ahead = AHEAD * 8 // signature.args[0].dtype.bitwidth
     a_at = [builder.add(a0, builder.mul(_I64(i), lda)) for i in range(rows)]
     b_at = [builder.add(b0, builder.mul(_I64(j), ldb)) for j in range(cols)]
 
@@ -169,6 +176,8 @@ def _emit_dots(context, builder, signature, arguments, rows, cols):
         b_j = [_load(builder, signature.args[3].dtype, b, builder.add(at, k), mask) for at in b_at]
         new = []
         for i, at in enumerate(a_at):
+            if mask is None:  # the hardware looks ahead in each row, but not past the end of a page
+                _prefetch(builder, builder.gep(a, [builder.add(builder.add(at, k), _I64(ahead))]), 3)
             a_i = _load(builder, signature.args[0].dtype, a, builder.add(at, k), mask)
             new += [_multiply_add(builder, a_i, b_j[j], sums[i * cols + j]) for j in range(cols)]
         return new
