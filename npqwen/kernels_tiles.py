@@ -24,7 +24,7 @@ from llvmlite import binding, ir
 from numba import types
 
 from npqwen.jit import jit
-from npqwen.kernels_simd import _call, _choose, _data, _loop, _zip, intrinsic, take
+from npqwen.kernels_simd import _call, _choose, _data, _loop, _prefetch, _zip, intrinsic, take
 from npqwen.scratch import scratch
 
 ROWS = 16  # of a tile
@@ -132,10 +132,12 @@ def _products_one(parts, w, out, sums, counter):
             for n in range(n_from, n_to, 2):
                 # The last tile ends with the matrix: rows that two tiles hold are computed twice, to the same bits.
                 row0, row1 = min(n * ROWS, N - ROWS), min((n + 1) * ROWS, N - ROWS)
+                # The hardware does not foresee walks along 32 rows at once, so each pair asks for the rows of the next.
+                ahead = min(2 * ROWS, N - ROWS - row1) * E if n + 2 < n_to else 0
                 for t in range(t_from, t_to, 2):
                     wide = min(2, t_to - t)
                     tile_products(
-                        w, row0 * E + k0 * STEP, row1 * E + k0 * STEP, E,
+                        w, row0 * E + k0 * STEP, row1 * E + k0 * STEP, E, ahead,
                         parts, t * group_parts + k0 * PARTS * PART, group_parts,
                         k1 - k0, sums, at, k_block == 0, wide,
                     )  # fmt: skip
@@ -179,20 +181,20 @@ def close_tiles(_context):
 
 
 @intrinsic
-def tile_products(_context, w, w0, w1, ldw, parts, p0, ldp, steps, sums, s0, first, wide):
+def tile_products(_context, w, w0, w1, ldw, ahead, parts, p0, ldp, steps, sums, s0, first, wide):
     """Four tiles of sums[row of w][token], from s0 on, in the order (w0, p0), (w0, p0 + ldp), (w1, p0), (w1, p0 + ldp).
 
     Each is added to, or if `first` begun, over so many steps from the 16 rows of w at w0 or w1 and a group's parts at p0
-    or p0 + ldp; if wide is 1, only those at p0.
+    or p0 + ldp; if wide is 1, only those at p0. The rows `ahead` numbers later are asked for meanwhile.
     """
 
     def codegen(context, builder, signature, arguments):
-        _, w0, w1, ldw, _, p0, ldp, steps, _, s0, first, wide = arguments
+        _, w0, w1, ldw, ahead, _, p0, ldp, steps, _, s0, first, wide = arguments
         size = _I64(_ROW_BYTES)
         row = builder.mul(ldw, _I64(2))
         w_at = [_bytes(context, builder, signature, arguments, 0, at, 2) for at in (w0, w1)]
-        p_at = [_bytes(context, builder, signature, arguments, 4, at, 2) for at in (p0, builder.add(p0, ldp))]
-        s_at = [_bytes(context, builder, signature, arguments, 8, builder.add(s0, _I64(i * SUMS)), 4) for i in range(4)]
+        p_at = [_bytes(context, builder, signature, arguments, 5, at, 2) for at in (p0, builder.add(p0, ldp))]
+        s_at = [_bytes(context, builder, signature, arguments, 9, builder.add(s0, _I64(i * SUMS)), 4) for i in range(4)]
 
         def emit(columns):
             tiles = [2 * n + t for n in range(2) for t in range(columns)]
@@ -207,7 +209,11 @@ def tile_products(_context, w, w0, w1, ldw, parts, p0, ldp, steps, sums, s0, fir
             def step(k, nothing):
                 k_w, k_p = builder.mul(k, _I64(2 * STEP)), builder.mul(k, _I64(2 * PARTS * PART))
                 for n in range(2):
-                    _tile(builder, "tileloadd64", _I8(_WEIGHTS[n]), builder.gep(w_at[n], [k_w]), row)
+                    at = builder.gep(w_at[n], [k_w])
+                    _tile(builder, "tileloadd64", _I8(_WEIGHTS[n]), at, row)
+                    later = builder.gep(at, [builder.mul(ahead, _I64(2))])
+                    for i in range(ROWS):
+                        _prefetch(builder, builder.gep(later, [builder.mul(row, _I64(i))]), 2)
                 for i in range(PARTS * columns):
                     part, t = divmod(i, columns)
                     held = _I8(_TOKENS[i % 2])  # by turns: one is filled while the other multiplies
@@ -225,7 +231,7 @@ def tile_products(_context, w, w0, w1, ldw, parts, p0, ldp, steps, sums, s0, fir
         return context.get_dummy_value()
 
     size = types.intp
-    return types.void(w, size, size, size, parts, size, size, size, sums, size, types.boolean, size), codegen
+    return types.void(w, size, size, size, size, parts, size, size, size, sums, size, types.boolean, size), codegen
 
 
 @intrinsic
