@@ -1,10 +1,10 @@
 """Results that stay: a finished run's rows, manifest and RESULT.md beside its protocol, and all models side by side."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from experiments import evidence, tables
+from experiments import evidence, speed, tables
 from experiments.evidence import Evidence
 from experiments.figures import mean, seconds, share
 from experiments.hypotheses import judge
@@ -46,7 +46,7 @@ def publish(folder: str | Path, home: Path = HOME) -> list[Path]:
         text = overview([evidence.read(path)[0] for path in results(name, home)])
         (home / name / "RESULT.md").write_text(text, encoding="utf-8", newline="\n")
     if home == HOME:
-        update_readme(HOME.parent / "README.md")
+        update_readme()
     return made
 
 
@@ -66,6 +66,7 @@ IN_BRIEF = (
         for arm in ("lowrank16:8", "lowrank16:64:8", "lowrank16:64:8+ffit/8", "quest16:4", "quest16:4+ffit/8")
     ),
 )
+SPEED_MARKS = "<!-- speed: written by python tools/bench.py --keep -->\n", "<!-- end of speed -->\n"
 MARKS = "<!-- results: written by python -m experiments report DIR --publish -->\n", "<!-- end of results -->\n"
 
 
@@ -83,16 +84,30 @@ def in_brief(home: Path = HOME) -> str:
         (f"`{arm}`", *(cell(found[name][model], arm) for model in models), published(name, "recall", arm))
         for name, arm in IN_BRIEF
     ]
-    lines = [("arm", *models, f"{source()}: recall"), ("---",) * (len(models) + 2), *rows]
+    return _lines(("arm", *models, f"{source()}: recall"), rows)
+
+
+def speed_in_brief() -> str:
+    """README's other table: what the bench measured against what was wanted, and where."""
+    table = speed.targets_table(speed.results())
+    about = "".join(f"- {line}\n" for line in speed.machines())
+    return f"{_lines(table.columns, table.rows)}\n{about}"
+
+
+def _lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def update_readme(path: Path, home: Path = HOME) -> None:
-    """Puts in_brief() between its marks; a README without them is left as it is."""
-    before, mark, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if mark and end:
-        path.write_text(before + mark + in_brief(home) + end + after, encoding="utf-8", newline="\n")
+def update_readme(path: Path = HOME.parent / "README.md") -> None:
+    """Puts both tables between their marks; a README without marks is left as it is."""
+    text = path.read_text(encoding="utf-8")
+    for (start, end), table in ((MARKS, in_brief()), (SPEED_MARKS, speed_in_brief())):
+        before, mark, rest = text.partition(start)
+        _, end_mark, after = rest.partition(end)
+        if mark and end_mark:
+            text = before + mark + table + end_mark + after
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def overview(found: list[Evidence]) -> str:

@@ -1,8 +1,13 @@
-"""python tools/bench.py [decode batch prefill attention selection memory open] [--model FOLDER] [--peers ...] [--json FILE]
+"""python tools/bench.py [decode batch prefill attention selection long ask memory open] [--model FOLDER] [--json FILE]
 
 Every figure is measured beside its peers in one run: contenders live in processes of their own, take turns in rotated
 order, and a median of their turns is printed with its ratio to ours. Absolute figures say something about this machine
 only. Without --model the geometry of Qwen3-0.6B (or --geometry 1.7b) with random weights is written to a temporary folder.
+
+  python tools/bench.py decode prefill                               against the peers that are installed
+  python tools/bench.py decode --model FOLDER --bf16-gguf FILE       llama.cpp, too
+  python tools/bench.py ask --model FOLDER --kvpress-python PYTHON   kvpress, in an environment of its own
+  python tools/bench.py long --geometry 1.7b --keep long             into experiments/speed, the report and README
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,11 +32,15 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # experiments is not installed: it runs from the project's folder
 GEOMETRY = {"0.6b": (1024, 3072), "1.7b": (2048, 6144)}  # hidden, mlp width; the rest is the same in both
-WORKS = ("decode", "batch", "prefill", "attention", "selection", "memory", "open")
-PEERS = ("transformers float32", "transformers bfloat16", "llama.cpp BF16", "llama.cpp Q4_K_M", "npqwen numpy")
+WORKS = ("decode", "batch", "prefill", "attention", "selection", "long", "ask", "memory", "open")
+KVPRESS = "kvpress float32"
+PEERS = ("transformers float32", "transformers bfloat16", "llama.cpp BF16", "llama.cpp Q4_K_M", "npqwen numpy", KVPRESS)
+NEEDS = {"transformers": "torch", "llama.cpp": "llama_cpp_python", "npqwen": "numpy", "kvpress": "numpy"}
 SELECTORS = ("lowrank16:64:8", "sign:8", "quest16:4")
 KEYS = (512, 2048, 8192, 16384, 32768, 65536)
+LONG_KEYS = (8192, 32768)
 CONTEXT = 512  # tokens before the decode steps that are timed
 
 
@@ -44,14 +54,23 @@ def main() -> None:
             "folder": str(folder),
             "threads": args.threads,
             "gguf": {"BF16": args.bf16_gguf, "Q4_K_M": args.q4_gguf},
+            "kvpress_python": args.kvpress_python,
         }
         results: dict[str, Any] = {"machine": about(args, folder)}
         for work in args.work:
             rows = globals()[f"bench_{work}"](options, args)
             results[work] = rows
             print_table(work, rows)
+    text = json.dumps(results, indent=1) + "\n"
     if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        Path(args.json).write_text(text, encoding="utf-8")
+    if args.keep:
+        from experiments.publish import update_readme
+        from experiments.speed import SPEED
+
+        SPEED.mkdir(exist_ok=True)
+        (SPEED / f"{args.keep}.json").write_text(text, encoding="utf-8")
+        update_readme()
 
 
 def parse() -> argparse.Namespace:
@@ -61,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--geometry", choices=sorted(GEOMETRY), default="0.6b", help="of random weights")
     parser.add_argument("--bf16-gguf", help="a GGUF file of the same weights, for llama.cpp")
     parser.add_argument("--q4-gguf", help="the same quantised to Q4_K_M, for llama.cpp")
+    parser.add_argument("--kvpress-python", help="a Python that has kvpress (it pins another transformers)")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: all that are installed")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--turns", type=int, default=5, help="of each contender")
@@ -68,14 +88,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=20, help="of a batch")
     parser.add_argument("--arms", nargs="*", default=[s + f for s in SELECTORS for f in ("", "+ffit/8")])
     parser.add_argument("--keys", nargs="*", type=int, default=KEYS, help="lengths of the texts of `selection`")
+    parser.add_argument("--long-keys", nargs="*", type=int, default=LONG_KEYS, help="lengths of the texts of `long`")
     parser.add_argument("--json", help="a file for the results")
+    parser.add_argument("--keep", metavar="NAME", help="keep the results as experiments/speed/NAME.json, and in README")
     args = parser.parse_args()
     if unknown := set(args.work) - set(WORKS):
         parser.error(f"unknown: {', '.join(sorted(unknown))} (there are: {' '.join(WORKS)})")
     args.work = args.work or list(WORKS)
     if args.peers is None:
-        args.peers = [p for p in PEERS if installed({"t": "torch", "l": "llama_cpp_python", "n": "numpy"}[p[0]])]
-        files = {"llama.cpp BF16": args.bf16_gguf, "llama.cpp Q4_K_M": args.q4_gguf}
+        args.peers = [p for p in PEERS if installed(NEEDS[p.split()[0]])]
+        files = {"llama.cpp BF16": args.bf16_gguf, "llama.cpp Q4_K_M": args.q4_gguf, KVPRESS: args.kvpress_python}
         args.peers = [p for p in args.peers if files.get(p, p)]
     return args
 
@@ -116,12 +138,14 @@ class Contender:
     def __init__(self, name: str, options: dict[str, Any]):
         threads = str(options["threads"])
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+        self.words = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        python = options["kvpress_python"] if name == KVPRESS else sys.executable
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "bench_workers.py")],
+            [python, str(HERE / "bench_workers.py")],
             env=os.environ | dict.fromkeys(names, threads),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.words,
             text=True,
         )
         self.name = name
@@ -134,13 +158,17 @@ class Contender:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"bench: {self.name} ended with code {self.process.wait()} on {request}")
+            code = self.process.wait()
+            self.words.seek(0)
+            last = (self.words.read().split("\n")[-2:] or [""])[0]
+            raise SystemExit(f"bench: {self.name} ended with code {code} on {request.get('do', 'opening')}: {last}")
         return json.loads(line)
 
     def close(self) -> None:
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()
+        self.words.close()
 
 
 @contextlib.contextmanager
@@ -155,27 +183,29 @@ def contenders(names: list[str], options: dict[str, Any]) -> Iterator[list[Conte
             one.close()
 
 
-def turns(them: list[Contender], n: int, measure: Callable[[Contender], float]) -> dict[str, list[float]]:
+def turns(measures: dict[str, Callable[[], float]], n: int) -> dict[str, list[float]]:
     """n figures of each, taken in turn; who begins rotates. A round before them warms up and is not counted."""
-    figures: dict[str, list[float]] = {one.name: [] for one in them}
+    figures: dict[str, list[float]] = {name: [] for name in measures}
     for turn in range(n + 1):
-        for i in range(len(them)):
-            one = them[(turn + i) % len(them)]
-            figure = measure(one)
+        for i in range(len(measures)):
+            name = list(measures)[(turn + i) % len(measures)]
+            figure = measures[name]()
             if turn:
-                figures[one.name].append(figure)
+                figures[name].append(figure)
     return figures
 
 
-def rows_of(figures: dict[str, list[float]], unit: str, scale: float = 1.0) -> list[dict[str, Any]]:
-    ours = statistics.median(figures["npqwen"])
+def rows_of(
+    figures: dict[str, list[float]], unit: str, scale: float = 1.0, ours: str = "npqwen"
+) -> list[dict[str, Any]]:
+    reference = statistics.median(figures[ours])
     return [
         {
             "what": name,
             unit: statistics.median(values) * scale,
             "lowest": min(values) * scale,
             "highest": max(values) * scale,
-            "ratio to npqwen": statistics.median(values) / ours,
+            "ratio to npqwen": statistics.median(values) / reference,
         }
         for name, values in figures.items()
     ]
@@ -184,9 +214,14 @@ def rows_of(figures: dict[str, list[float]], unit: str, scale: float = 1.0) -> l
 # Works
 
 
+def whole(peers: list[str]) -> list[str]:
+    """Those that run a model by themselves."""
+    return [peer for peer in peers if peer != KVPRESS]
+
+
 def bench_decode(options: dict[str, Any], args: argparse.Namespace, rows: int = 1) -> list[dict[str, Any]]:
     """One token after CONTEXT others, and the share of the machine's read bandwidth that its weights make up."""
-    peers = [p for p in args.peers if rows == 1 or not p.startswith("llama.cpp")]
+    peers = [p for p in whole(args.peers) if rows == 1 or not p.startswith("llama.cpp")]
 
     def measure(one: Contender) -> float:
         if one.name == "machine":
@@ -196,7 +231,7 @@ def bench_decode(options: dict[str, Any], args: argparse.Namespace, rows: int = 
     with contenders(["npqwen", *peers, "machine"], options) as them:
         for one in them[:-1]:
             one.ask({"do": "prefill", "rows": rows, "n": CONTEXT})
-        figures = turns(them, args.turns, measure)
+        figures = turns({one.name: partial(measure, one) for one in them}, args.turns)
     bandwidth = statistics.median(figures.pop("machine"))
     table = rows_of(figures, "ms a token" if rows == 1 else f"ms a step of {rows}", 1e3)
     if rows == 1:
@@ -219,8 +254,8 @@ def bench_prefill(options: dict[str, Any], args: argparse.Namespace) -> list[dic
             return float(one.ask({"do": "sgemm"}))
         return float(one.ask({"do": "prefill", "rows": 1, "n": args.tokens}))
 
-    with contenders(["npqwen", *args.peers, "machine"], options) as them:
-        figures = turns(them, max(1, args.turns // 2), measure)
+    with contenders(["npqwen", *whole(args.peers), "machine"], options) as them:
+        figures = turns({one.name: partial(measure, one) for one in them}, max(1, args.turns // 2))
     sgemm = statistics.median(figures.pop("machine"))
     table = rows_of(figures, f"s for {args.tokens} tokens")
     flops = products(Path(options["folder"]), args.tokens)
@@ -233,7 +268,7 @@ def bench_prefill(options: dict[str, Any], args: argparse.Namespace) -> list[dic
 def bench_memory(options: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Resident memory after a prefill and ten tokens. `own` leaves out mapped files."""
     table = []
-    for name in ["npqwen", *args.peers]:
+    for name in ["npqwen", *whole(args.peers)]:
         with contenders([name], options) as (one,):
             one.ask({"do": "prefill", "rows": 1, "n": args.tokens})
             one.ask({"do": "steps", "n": 10})
@@ -249,7 +284,7 @@ def bench_open(options: dict[str, Any], args: argparse.Namespace) -> list[dict[s
         with open(file, "rb") as f:
             while f.read(1 << 24):
                 pass
-    figures: dict[str, list[float]] = {name: [] for name in ["npqwen", *args.peers]}
+    figures: dict[str, list[float]] = {name: [] for name in ["npqwen", *whole(args.peers)]}
     for turn in range(args.turns):
         for i in range(len(figures)):
             name = list(figures)[(turn + i) % len(figures)]
@@ -312,14 +347,12 @@ def selection_rows(
     ours: Contender, peers: list[Contender], arm: str, keys: int, rows: int, costs: dict[str, float], n_turns: int
 ) -> list[dict[str, Any]]:
     """The arm against dense attention and torch, their turns in rotated order."""
-    runs = [(arm, ours, arm), ("dense", ours, "dense"), *[("torch", peer, "") for peer in peers]]
-    figures: dict[str, list[float]] = {name: [] for name, _, _ in runs}
-    for turn in range(n_turns + 1):
-        for i in range(len(runs)):
-            name, one, what = runs[(turn + i) % len(runs)]
-            figure = one.ask({"do": "time", "arm": what, "rows": rows})
-            if turn:
-                figures[name].append(figure)
+    runs = {arm: ours, "dense": ours}
+    if peers:
+        runs["torch"] = peers[0]
+    figures = turns(
+        {name: partial(one.ask, {"do": "time", "arm": name, "rows": rows}) for name, one in runs.items()}, n_turns
+    )
     ms = {name: statistics.median(values) * 1e3 for name, values in figures.items()}
     row = {
         "what": arm,
@@ -337,6 +370,68 @@ def selection_rows(
     if peers:
         row |= {"torch ms": ms["torch"], "times faster than torch": ms["torch"] / ms[arm]}
     return [row]
+
+
+def bench_long(options: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One token of the whole model after a long text, through `full` (dense attention) and through selections.
+
+    The text's keys and values are random numbers: reading so many tokens would take an hour and change no time of a step.
+    """
+    arms = ["full", *[arm for arm in args.arms if "+" not in arm]]
+    table = []
+    with contenders(["npqwen memories"], options) as (ours,):
+        for keys in args.long_keys:
+            ours.ask({"do": "make_up", "keys": keys})
+            for arm in arms:
+                ours.ask({"do": "build", "arm": arm})
+            measures = {arm: partial(ours.ask, {"do": "decode", "arm": arm, "n": 4}) for arm in arms}
+            for row in rows_of(turns(measures, args.turns), "ms a token", 1e3, ours="full"):
+                times = 1 / row.pop("ratio to npqwen")
+                table.append({"what": row.pop("what"), "keys": keys} | row | {"times faster than dense": times})
+    return table
+
+
+def bench_ask(options: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """20 questions of one text, read before, 8 greedy tokens each: all arms of E2, and peers that keep the text cached.
+
+    Peers ask one question after the other, as their pipelines do. Fitting ffit/8 is timed beside reading the text.
+    """
+    from experiments import protocol
+    from experiments.measure import placed_text
+
+    e2 = protocol.load(protocol.path_of("e2"))
+    encode = tokenizer(options["folder"]).encode_plain
+    text = placed_text(e2, 1, encode)
+    ids, questions = [int(i) for i in encode(text.text)], [encode(fact.question) for fact in text.facts]
+    request = {"do": "ask", "questions": [[int(i) for i in ids] for ids in questions], "n": e2.max_new_tokens}
+    peers = [peer for peer in args.peers if peer.startswith(("transformers", "kvpress"))]
+    with contenders(["npqwen memories", *peers], options) as (ours, *others):
+        for one in (ours, *others):
+            one.ask({"do": "read", "ids": ids})
+        for arm in e2.arms:
+            ours.ask({"do": "build", "arm": arm})
+        measures = {f"npqwen {arm}": partial(ours.ask, request | {"arm": arm}) for arm in e2.arms}
+        measures |= {one.name: partial(one.ask, request) for one in others}
+        table = rows_of(turns(measures, args.turns), f"s for {len(questions)} questions", ours="npqwen full")
+        arms = [row for row in table if row["what"].startswith("npqwen ")]
+        slowest = max(arms, key=lambda row: row["ratio to npqwen"])
+        table.append(slowest | {"what": "slowest arm", "arm": slowest["what"].removeprefix("npqwen ")})
+        fits = {
+            "reading": partial(ours.ask, {"do": "read", "ids": ids}),
+            "fit": partial(ours.ask, {"do": "fit", "arm": "ffit/8"}),
+        }
+        figures = turns(fits, max(1, args.turns // 2))
+    for row in rows_of(figures, "s", ours="reading"):
+        table.append({"what": f"{row['what']} of ffit/8" if row["what"] == "fit" else row["what"], "s": row["s"]})
+        table[-1]["ratio to reading"] = row["ratio to npqwen"]
+    return table
+
+
+def tokenizer(folder: str) -> Any:
+    """The model's, or for random weights that of the embedded model."""
+    from npqwen.model import load
+
+    return load(folder).tokenizer or load("tiny").tokenizer
 
 
 def break_even(points: list[tuple[int, float]]) -> str:

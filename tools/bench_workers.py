@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -77,6 +78,64 @@ class Transformers:
             out = self.model(self.ids, past_key_values=self.past, use_cache=True, logits_to_keep=1)
         self.past, self.ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
 
+    def read(self, ids: list[int]) -> float:
+        self.past = None
+
+        def run() -> None:
+            self.ids = self.torch.tensor([ids])
+            self.step()
+
+        return seconds(run)
+
+    def ask(self, questions: list[list[int]], n: int) -> float:
+        """Seconds for greedy answers of n tokens, one question after the other, on the cached text."""
+        past, end = self.past, self.past.get_seq_length()
+
+        def run() -> None:
+            for question in questions:
+                self.past, self.ids = past, self.torch.tensor([question])
+                for _ in range(n):
+                    self.step()
+                past.crop(end - past.get_seq_length())  # by so many
+
+        return seconds(run)
+
+
+class KVPress:
+    """Its pipeline's own two halves: the text compressed to an eighth while it is read, then each question in turn."""
+
+    def __init__(self, folder: str, threads: int):
+        import torch
+        from kvpress import ExpectedAttentionPress
+        from kvpress.pipeline import KVPressTextGenerationPipeline
+        from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+        torch.set_num_threads(threads)
+        self.torch, self.new_cache = torch, DynamicCache
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.pipeline = KVPressTextGenerationPipeline(model=model, tokenizer=AutoTokenizer.from_pretrained(folder))
+        self.press = ExpectedAttentionPress(compression_ratio=7 / 8)
+
+    def read(self, ids: list[int]) -> float:
+        self.cache, self.length = self.new_cache(), len(ids)
+
+        def run() -> None:
+            model = self.pipeline.model
+            with self.torch.inference_mode(), self.press(model):
+                model.model(input_ids=self.torch.tensor([ids]), past_key_values=self.cache)
+
+        return seconds(run)
+
+    def ask(self, questions: list[list[int]], n: int) -> float:
+        def run() -> None:
+            for question in questions:
+                lengths = [self.cache.get_seq_length(layer) for layer in range(len(self.cache))]
+                with self.torch.inference_mode():
+                    self.pipeline.generate_answer(self.torch.tensor([question]), self.cache, self.length, n)
+                self.pipeline._remove_answer_from_cache(self.cache, lengths)
+
+        return seconds(run)
+
 
 class LlamaCpp:
     """One row only: its Python binding has no batches of sequences."""
@@ -92,6 +151,57 @@ class LlamaCpp:
 
     def step(self) -> None:
         self.llama.eval([self.llama.sample(temp=0.0)])
+
+
+class OurMemories(Ours):
+    """A text, read or made up, and what arms make of it."""
+
+    def read(self, ids: list[int]) -> float:
+        import kvmem
+
+        def run() -> None:
+            self.reading = kvmem.read(self.model, np.array(ids))
+
+        self.memories: dict[str, Any] = {}
+        return seconds(run)
+
+    def make_up(self, keys: int) -> None:
+        from kvmem.reading import Reading
+
+        config, rng = self.model.config, np.random.default_rng(keys)
+        shape = (config.n_kv_heads, keys, config.head_dim)
+        self.reading, self.memories = None, {}  # the text before makes room
+        k, v = (tuple(rng.standard_normal(shape, np.float32) for _ in range(config.n_layers)) for _ in range(2))
+        self.reading = Reading(self.model, np.arange(keys), k, v, ())
+
+    def build(self, arm: str) -> None:
+        import kvmem
+
+        self.memories[arm] = kvmem.build(arm, self.reading)
+
+    def fit(self, arm: str) -> float:
+        """Seconds to build it from nothing but the reading."""
+        import kvmem
+
+        afresh = replace(self.reading, _derived={})
+        return seconds(lambda: kvmem.build(arm, afresh))
+
+    def ask(self, arm: str, questions: list[list[int]], n: int) -> float:
+        from kvmem.ask import ask_rows
+
+        return seconds(lambda: ask_rows(self.model, self.memories[arm], questions, n))
+
+    def decode(self, arm: str, n: int) -> float:
+        """Seconds of one token after the text and one more token: the median of n, after one that is not counted."""
+        from kvmem.ask import open_tails
+        from npqwen.model import forward, unembed
+
+        tails, attend = open_tails(self.model, self.memories[arm], [n + 1])
+
+        def step() -> None:
+            unembed(self.model, forward(self.model, np.array([FIRST_ID]), tails.append([1]), attend))
+
+        return sorted([seconds(step) for _ in range(n + 1)][1:])[n // 2]
 
 
 GEOMETRY = {"K": 8, "G": 2, "D": 128, "L": 28}  # kv heads, query heads of each, head_dim, layers: of all small Qwen3
@@ -244,6 +354,8 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "llama.cpp BF16": lambda o: LlamaCpp(o["gguf"]["BF16"], o["threads"]),
     "llama.cpp Q4_K_M": lambda o: LlamaCpp(o["gguf"]["Q4_K_M"], o["threads"]),
     "machine": lambda o: Machine(o["threads"]),
+    "npqwen memories": lambda o: OurMemories(o["folder"], o["threads"]),
+    "kvpress float32": lambda o: KVPress(o["folder"], o["threads"]),
     "our layers": lambda o: OurLayers(o["threads"]),
     "torch layers": lambda o: TorchLayers(o["threads"]),
 }
