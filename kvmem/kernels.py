@@ -1,8 +1,9 @@
 """Numba twins of select.py's three steps: they read an index, the shortlisted records, and nothing else.
 
 `best` never holds a matrix of scores. A worker takes (kv head, tile of queries, chunk of units), scores one block of units
-after another for all its queries, and keeps the k best of each query in a list. The k best of a row are the same however
-its units are cut into chunks, and rows share no sums: neither the threads nor the other queries change a bit.
+after another for all its queries, and lists for each query the units above a limit; a full list is cut down to its k best,
+the worst of which is the new limit. The k best of a row are the same however its units are cut into chunks, and rows share
+no sums: neither the threads nor the other queries change a bit.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def best(index: Index, q_KRD: np.ndarray, k: int) -> np.ndarray:
     found_KRCk, score_KRCk = np.empty((K, R, chunks, k), np.int64), np.empty((K, R, chunks, k), np.float32)
     if found_KRCk.size:
         source = _source(index, q_KRD)
-        step, width = _step(source), SUM_ROWS * (BLOCK + PAD) + BLOCK * -(-D // TILE_K) * TILE_K + PAD
-        _run("best", TILE * step + width, K * R * U, (*source, U, score_KRCk, found_KRCk))
+        per_query = _step(source) + 2 * _capacity.py_func(k) + 2
+        others = SUM_ROWS * (BLOCK + PAD) + BLOCK * -(-D // TILE_K) * TILE_K + PAD
+        _run("best", TILE * per_query + others, K * R * U, (*source, U, score_KRCk, found_KRCk))
     if chunks > 1:
         _compiled("merge", parallel=False)(score_KRCk, found_KRCk)
     return found_KRCk[:, :, 0]
@@ -75,7 +77,7 @@ def recheck(q_KRD: np.ndarray, k_KMD: np.ndarray, short_KRc: np.ndarray, k: int)
     """The k of each query's shortlist with the largest exact scores, (K, R, k)."""
     out_KRk = np.empty((*q_KRD.shape[:2], k), np.int64)
     if out_KRk.size:
-        _run("recheck", short_KRc.shape[2] + k, short_KRc.size * q_KRD.shape[2], (q_KRD, k_KMD, short_KRc, out_KRk))
+        _run("recheck", 3 * short_KRc.shape[2], short_KRc.size * q_KRD.shape[2], (q_KRD, k_KMD, short_KRc, out_KRk))
     return out_KRk
 
 
@@ -130,9 +132,12 @@ def _best(kind, q, basis, keys, bits, floats, n_units, score_KRCk, found_KRCk, b
     K, R, C, k = found_KRCk.shape
     D = q.shape[2]
     X = basis.shape[2] if basis.size else D
-    step = (X + LANES - 1) // LANES * LANES + PAD
+    step, capacity = (X + LANES - 1) // LANES * LANES + PAD, _capacity(k)
     queries, buffer = buffer[: TILE * step], buffer[TILE * step :]
     scores, buffer = buffer[: SUM_ROWS * (BLOCK + PAD)], buffer[SUM_ROWS * (BLOCK + PAD) :]
+    listed, buffer = buffer[: 2 * TILE * capacity].view(np.int32), buffer[2 * TILE * capacity :]
+    ranks, units = listed[: TILE * capacity].reshape(TILE, capacity), listed[TILE * capacity :].reshape(TILE, capacity)
+    limits, counts, buffer = buffer[:TILE], buffer[TILE : 2 * TILE].view(np.int32), buffer[2 * TILE :]
     ones, turned = buffer[:PAD], buffer[PAD:]
     ones[:] = 1
     n_blocks, n_tiles = (n_units + BLOCK - 1) // BLOCK, (R + TILE - 1) // TILE
@@ -148,8 +153,8 @@ def _best(kind, q, basis, keys, bits, floats, n_units, score_KRCk, found_KRCk, b
                 _multiply(q, (head * R + r) * D, D, basis, head * D * X, X, queries, (r - r0) * step, ones)
             else:
                 queries[(r - r0) * step : (r - r0) * step + D] = q[head, r]
-        score_KRCk[head, r0:r1, chunk] = -np.inf
-        found_KRCk[head, r0:r1, chunk] = -1
+        limits[:] = -np.inf
+        counts[:] = 0
         for block in range(chunk * n_blocks // C, (chunk + 1) * n_blocks // C):
             n = min(BLOCK, n_units - block * BLOCK)
             inside = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(BLOCK - n)
@@ -167,11 +172,16 @@ def _best(kind, q, basis, keys, bits, floats, n_units, score_KRCk, found_KRCk, b
                     at = (head * n_blocks + block) * X * BLOCK
                     _sum_block(queries, a * step, step, floats, at, X, scores, ones, b - a)
                 for r in range(a, b):
-                    values, indices = score_KRCk[head, r0 + r, chunk], found_KRCk[head, r0 + r, chunk]
-                    _keep_best(scores, (r - a) * (BLOCK + PAD), inside, block * BLOCK, values, indices)
-        if C == 1:
-            for r in range(r0, r1):
-                _sort(found_KRCk[head, r, 0])
+                    _list(
+                        scores, (r - a) * (BLOCK + PAD), inside, block * BLOCK, k, ranks[r], units[r], limits, counts, r
+                    )
+        for r in range(r1 - r0):
+            n = counts[r]
+            if n > k:
+                _keep_best(ranks[r], units[r], n, k)
+            for i in range(k):
+                score_KRCk[head, r0 + r, chunk, i] = _score(ranks[r, i]) if i < n else np.float32(-np.inf)
+                found_KRCk[head, r0 + r, chunk, i] = units[r, i] if i < n else -1
 
 
 @jit(exact=True)
@@ -201,51 +211,95 @@ def _turn(keys, head, m0, n, D, turned):
 
 
 @jit(exact=True)
-def _keep_best(scores, at, inside, first, values, indices):
-    """The descending list (values, indices) after a block; of equal scores the lowest indices stay, NaN never comes in."""
-    last = len(values) - 1
-    better = np.uint64(above(scores, at, values[last]) & inside)
+def _capacity(k):
+    """Of a list: the longer, the fewer times it is cut down, but the later its limit rises."""
+    return max(6 * k, BLOCK)
+
+
+@jit(exact=True)
+def _list(scores, at, inside, first, k, ranks, units, limits, counts, r):
+    """Lists the units of a block whose scores are above the limit; NaN never is."""
+    n = counts[r]
+    better = np.uint64(above(scores, at, limits[r]) & inside)
     while better:
         i = lowest_bit(better)
         better = np.uint64(better & (better - np.uint64(1)))
-        if scores[at + i] > values[last]:  # still: the list may have risen since
-            _insert(scores[at + i], first + i, values, indices)
+        ranks[n], units[n] = _rank(scores[at + i]), first + i
+        n += 1
+        if n == len(ranks):
+            limits[r] = _score(_keep_best(ranks, units, n, k))
+            n = k
+    counts[r] = n
 
 
 @jit(exact=True)
-def _insert(value, index, values, indices):
-    """Puts (value, index) into the descending list in place of its last; an equal value that came before stays before."""
-    at = len(values) - 1
-    while at > 0 and values[at - 1] < value:
-        values[at] = values[at - 1]
-        indices[at] = indices[at - 1]
-        at -= 1
-    values[at] = value
-    indices[at] = index
+def _rank(score):
+    """An int32 in the order of the floats: numbers to count below vectorise, and so does their search."""
+    bits = np.float32(score).view(np.int32)
+    return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
 @jit(exact=True)
-def _sort(indices):
-    for i in range(1, len(indices)):
-        index, at = indices[i], i
-        while at > 0 and indices[at - 1] > index:
-            indices[at] = indices[at - 1]
-            at -= 1
-        indices[at] = index
+def _score(rank):
+    return np.int32(rank ^ ((rank >> 31) & 0x7FFFFFFF)).view(np.float32)
+
+
+@jit(exact=True)
+def _keep_best(ranks, units, n, k):
+    """The k largest of the first n ranks, with their units, to the front in the order they had; of equal ones the first.
+
+    Returns a rank that exactly these reach, or the lowest of them where others are equal to it. It is searched between
+    the lowest and the highest: halfway between their scores, which seldom takes ten steps, and if it does, between ranks,
+    which takes 32 at most. n is more than k.
+    """
+    low, high = ranks[0], ranks[0]
+    for i in range(np.uint64(n)):
+        low, high = min(low, ranks[i]), max(high, ranks[i])
+    step = 0
+    while low < high:
+        middle = _rank(np.float32(0.5) * _score(low) + np.float32(0.5) * _score(high))
+        if step >= 16 or not low < middle <= high:
+            middle = np.int32(np.int64(low) + (np.int64(high) - np.int64(low) + 1) // 2)
+        count = np.int32(0)
+        for i in range(np.uint64(n)):
+            count += np.int32(ranks[i] >= middle)
+        if count >= k:
+            low = middle
+        else:
+            high = np.int32(middle - 1)
+        if count == k:
+            break
+        step += 1
+    ties = k
+    for i in range(np.uint64(n)):
+        ties -= ranks[i] > low
+    at = 0
+    for i in range(np.uint64(n)):
+        rank, tie = ranks[i], ranks[i] == low
+        if rank > low or (tie and ties > 0):
+            ranks[at], units[at] = rank, units[i]
+            at += 1
+        ties -= tie
+    return low
 
 
 @jit(exact=True)
 def _merge(score_KRCk, found_KRCk):
-    """The lists of all chunks of a row in its first; earlier chunks have the lower indices."""
+    """The best of all chunks of a row in its first; the chunks are in the order of their units."""
     K, R, C, k = found_KRCk.shape
+    ranks, units = np.empty(C * k, np.int32), np.empty(C * k, np.int64)
     for head in range(K):
         for r in range(R):
-            values, indices = score_KRCk[head, r, 0], found_KRCk[head, r, 0]
-            for chunk in range(1, C):
+            n = 0
+            for chunk in range(C):
                 for i in range(k):
-                    if score_KRCk[head, r, chunk, i] > values[k - 1]:
-                        _insert(score_KRCk[head, r, chunk, i], found_KRCk[head, r, chunk, i], values, indices)
-            _sort(indices)
+                    if found_KRCk[head, r, chunk, i] >= 0:
+                        ranks[n], units[n] = _rank(score_KRCk[head, r, chunk, i]), found_KRCk[head, r, chunk, i]
+                        n += 1
+            if n > k:
+                _keep_best(ranks, units, n, k)
+            for i in range(min(n, k)):
+                found_KRCk[head, r, 0, i] = units[i]
 
 
 @jit(exact=True)
@@ -267,8 +321,9 @@ def _dots(q, q0, D, k, head, chosen, scores):
 @jit(exact=True)
 def _recheck(q, k, short_KRc, out_KRk, buffer, counter):
     K, R, D = q.shape
-    c, n = short_KRc.shape[2], out_KRk.shape[2]
-    scores, values = buffer[:c], buffer[c : c + n]
+    c, k_best = short_KRc.shape[2], out_KRk.shape[2]
+    scores, listed = buffer[:c], buffer[c : 3 * c].view(np.int32)
+    ranks, units = listed[:c], listed[c:]
     tiles = (R + ROWS - 1) // ROWS
     while True:
         item: int = take(counter)
@@ -278,12 +333,15 @@ def _recheck(q, k, short_KRc, out_KRk, buffer, counter):
         for r in range(r0, min(r0 + ROWS, R)):
             short, out = short_KRc[head, r], out_KRk[head, r]
             _dots(q, (head * R + r) * D, D, k, head, short, scores)
-            values[:] = -np.inf
-            out[:] = -1
+            n = 0
             for i in range(c):
-                if scores[i] > values[n - 1]:
-                    _insert(scores[i], short[i], values, out)
-            _sort(out)
+                if scores[i] > -np.inf:  # NaN is never among the best
+                    ranks[n], units[n] = _rank(scores[i]), short[i]
+                    n += 1
+            if n > k_best:
+                _keep_best(ranks, units, n, k_best)
+            for i in range(k_best):
+                out[i] = units[i] if i < n else -1
 
 
 @jit(exact=True)

@@ -138,7 +138,7 @@ class Contender:
     def __init__(self, name: str, options: dict[str, Any]):
         threads = str(options["threads"])
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-        self.words = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self.words = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  till close()
         python = options["kvpress_python"] if name == KVPRESS else sys.executable
         self.process = subprocess.Popen(
             [python, str(HERE / "bench_workers.py")],
