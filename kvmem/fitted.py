@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
-from scipy.special import logsumexp
 
 from kvmem.centroid import Centroid, Clusters, clusters
 from kvmem.reading import Region
@@ -98,10 +97,12 @@ class Frand:
 
 
 def softmax(score_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of weights that sum to 1, and the rows' logsumexp; float64, as the solve needs them."""
-    score_NC = score_NC.astype(np.float64)
-    lse_N = logsumexp(score_NC, axis=1)
-    return np.exp(score_NC - lse_N[:, None]), lse_N
+    """Rows of weights that sum to 1, and the rows' logsumexp; sums and quotients in float64, as the solve needs them."""
+    top_N1 = score_NC.max(axis=1, keepdims=True)
+    weight_NC = np.exp(score_NC - top_N1).astype(np.float64)
+    total_N1 = weight_NC.sum(axis=1, keepdims=True)
+    weight_NC /= total_N1
+    return weight_NC, (top_N1 + np.log(total_N1))[:, 0]
 
 
 def ridge(phi_NC: np.ndarray, target_NX: np.ndarray, prior_CX: np.ndarray, strength: float) -> np.ndarray:

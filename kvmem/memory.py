@@ -9,6 +9,7 @@ and positions are never compacted: whatever the arm kept, the question's first t
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from kvmem.reading import Reading, Region, Settings
 from npqwen.attention import State, grouped, merge
 from npqwen.errors import UserError
+from npqwen.model import Model
 
 
 class Part(Protocol):
@@ -85,9 +87,18 @@ def build(arm: str | Arm, reading: Reading, seed: int = 0, settings: Settings | 
     if n_records < 1:
         raise UserError(f"{len(reading)} tokens and {settings.n_sinks} sinks leave no record for {recipe}")
     recipe.check(n_records, reading.model.config.head_dim)
-    regions = (Region(reading, layer, seed, settings) for layer in range(reading.model.config.n_layers))
-    with threadpool_limits(1, user_api="blas"):  # BLAS sums in another order on another number of threads
-        return Memory(recipe, reading, settings, tuple(recipe.build(region) for region in regions))
+    regions = [Region(reading, layer, seed, settings) for layer in range(reading.model.config.n_layers)]
+    # A layer to a thread, BLAS alone in each: on another number of threads BLAS sums in another order.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(_threads(reading.model)) as pool:
+        return Memory(recipe, reading, settings, tuple(pool.map(recipe.build, regions)))
+
+
+def _threads(model: Model) -> int:
+    if model.ops.name == "numpy":
+        return 1
+    from npqwen import threads  # imports Numba
+
+    return threads.workers()
 
 
 def attend(memory: Memory, layer: int, q: np.ndarray) -> State:
