@@ -9,6 +9,9 @@ import sys
 
 import numpy as np
 
+from kvmem import kernels as selection
+from kvmem import select
+from kvmem.index import Keys, PageBounds, ShortKeys, SignBits
 from npqwen import attention, kernels, kernels_attend, kernels_linear, kernels_pointwise, kernels_tiles, layers, threads
 
 protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -46,7 +49,8 @@ class Fence:
         """The kernel's result, with its inputs, outputs and scratch all fenced. The last array starts skew bytes off."""
         arrays = [self.put(x, skew if x is arrays[-1] else 0) for x in arrays]
         kwargs = {name: self.put(x) if isinstance(x, np.ndarray) else x for name, x in kwargs.items()}
-        kernels_linear.scratch = kernels_attend.scratch = kernels_tiles.scratch = self.scratch
+        for module in (kernels_linear, kernels_attend, kernels_tiles, selection):
+            module.scratch = self.scratch
         np.empty, np.empty_like = self.empty, lambda x: self.empty(x.shape, x.dtype)
         try:
             return kernel(*arrays, **kwargs)
@@ -87,18 +91,55 @@ def cases(rng, T):
     yield kernels.rope, layers.rope, (normal(K, T, 2 * D), normal(T, D), normal(T, D)), {}
 
 
+def selections(rng, T):
+    """The same for the three steps of selection; what `best` chose is compared by its scores, since equal ones may tie."""
+    M, D = int(rng.choice(SIZES)) + int(rng.integers(0, 2)) * 3000, int(rng.choice(SIZES))
+    K, r = int(rng.integers(1, 4)), int(rng.integers(1, D + 1))
+    k, v, basis = (rng.standard_normal(shape, dtype=np.float32) for shape in ((K, M, D), (K, M, D), (K, D, r)))
+    q = rng.standard_normal((K, T, D), dtype=np.float32)
+    n = int(rng.integers(1, min(M, 70) + 1))
+    signs, short, pages = SignBits.of(k), ShortKeys.of(k, basis), PageBounds.of(k, 8)
+
+    def best(ops, make, n):
+        def run(q, *arrays):
+            index = make(*arrays)
+            return np.sort(np.take_along_axis(index.scores(q), ops.best(index, q, n), -1), axis=-1)
+
+        return run
+
+    for make, most, arrays in (
+        (Keys, n, (k,)),
+        (lambda bits: SignBits(bits, M), n, (signs.bits_KbD,)),
+        (lambda basis, short: ShortKeys(basis, short, M), n, (short.basis_KDr, short.short_KbrI)),
+        (lambda bounds: PageBounds(bounds, pages.n_units), min(n, pages.n_units), (pages.bounds_KbxI,)),
+    ):
+        yield best(selection, make, most), best(select, make, most), (q, *arrays), {}
+    chosen = np.sort(rng.permuted(np.tile(np.arange(M), (K, T, 1)), axis=-1)[..., :n], axis=-1)
+    fewer = {"k": int(rng.integers(1, n + 1))}
+    yield selection.recheck, select.recheck, (q, k, chosen), fewer
+    chosen[..., 1:][rng.random((K, T, n - 1)) < 0.1] = -1
+    yield selection.attend_chosen, select.attend_chosen, (q, k, v, chosen), {"scale": D**-0.5}
+
+
+def every_case(rng, T):
+    yield from cases(rng, T)
+    yield from selections(rng, T)
+
+
 def main(rounds):
     rng = np.random.default_rng(0)
-    kernels_linear.ALONE = kernels_pointwise.ALONE = kernels_attend.ALONE = 0  # threads start for the smallest job
+    kernels_linear.ALONE = kernels_pointwise.ALONE = kernels_attend.ALONE = selection.ALONE = (
+        0  # threads start for the smallest job
+    )
     numbers = range(1, min(2, threads.most()) + 1)
     for T in (1, 20):  # everything is compiled before np.empty is another function
-        for kernel, _, arrays, kwargs in cases(rng, T):
+        for kernel, _, arrays, kwargs in every_case(rng, T):
             for n in numbers:
                 threads.set_threads(n)
                 kernel(*arrays, **kwargs)
     for round in range(rounds):
         T = int(rng.integers(1, 9) if round % 2 else rng.integers(1, 131))
-        for kernel, twin, arrays, kwargs in cases(rng, T):
+        for kernel, twin, arrays, kwargs in every_case(rng, T):
             want = twin(*arrays, **kwargs)
             for n in numbers:
                 threads.set_threads(n)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-FIRST_ID = 1000  # prompts are running ids from here on: any text will do, the same for all
+FIRST_ID = 100  # prompts are running ids from here on: any text will do, the same for all
 
 
 class Runner(Protocol):
