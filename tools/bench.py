@@ -41,6 +41,7 @@ NEEDS = {"transformers": "torch", "llama.cpp": "llama_cpp_python", "npqwen": "nu
 SELECTORS = ("lowrank16:64:8", "sign:8", "quest16:4")
 KEYS = (512, 2048, 8192, 16384, 32768, 65536)
 LONG_KEYS = (8192, 32768)
+REST = 0.3  # seconds
 CONTEXT = 512  # tokens before the decode steps that are timed
 
 
@@ -184,11 +185,15 @@ def contenders(names: list[str], options: dict[str, Any]) -> Iterator[list[Conte
 
 
 def turns(measures: dict[str, Callable[[], float]], n: int) -> dict[str, list[float]]:
-    """n figures of each, taken in turn; who begins rotates. A round before them warms up and is not counted."""
+    """n figures of each, taken in turn; who begins rotates. A round before them warms up and is not counted.
+
+    Before each is a rest: the threads of the one before spin for a while, and would take a core from the next.
+    """
     figures: dict[str, list[float]] = {name: [] for name in measures}
     for turn in range(n + 1):
         for i in range(len(measures)):
             name = list(measures)[(turn + i) % len(measures)]
+            time.sleep(REST)
             figure = measures[name]()
             if turn:
                 figures[name].append(figure)
