@@ -138,21 +138,22 @@ class KVCache:
         nth_T = np.arange(len(row_T)) - np.repeat(np.cumsum(counts) - counts, counts)
         offset_T = self.length_B[row_T] + nth_T
         self._slot_T = self.start_B[row_T] + offset_T
-        self._row_start_T = self.start_B[row_T]
+        self._span_T2 = np.stack([self.start_B[row_T], self._slot_T + 1], axis=1)
         self.length_B = self.length_B + counts
         return self.first_position + offset_T
 
     def state(self, layer: int, q_HTD: np.ndarray, k_KTD: np.ndarray, v_KTD: np.ndarray) -> State:
         """Stores the appended tokens' k and v; each query sees its own row up to and including itself, or its window."""
-        slot, window = self._slot_T, self._config.windows[layer]
-        self.k_LKSD[layer][:, slot], self.v_LKSD[layer][:, slot] = k_KTD, v_KTD
-        first = self._row_start_T if window is None else np.maximum(self._row_start_T, slot + 1 - window)
+        span_T2, window = self._span_T2, self._config.windows[layer]
+        self.k_LKSD[layer][:, self._slot_T], self.v_LKSD[layer][:, self._slot_T] = k_KTD, v_KTD
+        if window is not None:
+            span_T2 = np.maximum(span_T2, np.stack([span_T2[:, 1] - window, span_T2[:, 1]], axis=1))
         state = self._attend(
             grouped(q_HTD, self._config.n_kv_heads),
             self.k_LKSD[layer],
             self.v_LKSD[layer],
             scale=self._config.scale,
-            span_T2=np.stack([first, slot + 1], axis=1),
+            span_T2=span_T2,
         )
         return State(state.out.reshape(q_HTD.shape), state.lse.reshape(q_HTD.shape[:2]))
 

@@ -32,8 +32,6 @@ from npqwen.scratch import scratch
 # The one-pass kernel waits for memory alone. STREAMS rows far apart are read at once: each asks for its next line while the
 # others wait, which is worth twice the speed of neighbouring rows where the hardware does not look ahead.
 STREAMS = 2 * DOT_ROWS
-ITEM_BYTES = 1 << 19  # of weights, for one turn of a worker
-ITEMS = 8  # at least, as far as there are rows
 BLOCK_N = SUM_VECTORS * LANES  # weight rows transposed together
 BLOCK_K = 256  # and how many of their columns: the block stays in the innermost caches while all tokens pass
 ALONE = 1 << 14  # weights: below, starting the threads costs more than they save
@@ -67,7 +65,7 @@ def linears(x_TE: np.ndarray, *w_NE: np.ndarray) -> list[np.ndarray]:
         workers = threads.workers()
         if T <= DOT_COLS:
             if workers == 1 or sum(map(len, matrices)) * E < ALONE:
-                _few(x_TE, w0, out0, w1, out1, w2, out2, counters)
+                _few(x_TE, w0, out0, w1, out1, w2, out2, counters, 1)
             else:
                 _few_parallel(x_TE, w0, out0, w1, out1, w2, out2, counters, workers)
         elif TILES and kernels_tiles.available() and all(map(kernels_tiles.fit, matrices)):
@@ -99,37 +97,51 @@ def _nothing(dtype: np.dtype) -> np.ndarray:
 
 
 @jit()
-def _few(x_TE, w0, out0, w1, out1, w2, out2, counters):
-    _few_one(x_TE, w0, out0, counters[0:])
-    _few_one(x_TE, w1, out1, counters[1:])
-    _few_one(x_TE, w2, out2, counters[2:])
+def _few(x_TE, w0, out0, w1, out1, w2, out2, counters, workers):
+    _few_one(x_TE, w0, out0, counters[0:], workers)
+    _few_one(x_TE, w1, out1, counters[1:], workers)
+    _few_one(x_TE, w2, out2, counters[2:], workers)
 
 
 @jit()
-def _few_one(x_TE, w_NE, out_TN, counter):
+def _few_one(x_TE, w_NE, out_TN, counter, workers):
     T, E = x_TE.shape
     N = len(w_NE)
-    most = ITEM_BYTES // (E * w_NE.itemsize)
-    rows = max(1, min(most, N // ITEMS) // STREAMS) * STREAMS
     while True:
-        n0 = take(counter) * rows
+        n0, n1 = _stretch(take(counter), N, workers)
         if n0 >= N:
             return
-        apart = (min(n0 + rows, N) - n0) // STREAMS
+        apart = (n1 - n0) // STREAMS
         for n in range(n0, n0 + apart):
             if T <= WIDE_COLS:
                 dot_wide(w_NE, n * E, apart * E, x_TE, 0, E, E, out_TN, n, apart, N, T)
             else:
                 for half in range(n, n + STREAMS * apart, DOT_ROWS * apart):
                     dot_tile(w_NE, half * E, apart * E, x_TE, 0, E, E, out_TN, half, apart, N, T)
-        for n in range(n0 + STREAMS * apart, min(n0 + rows, N)):
+        for n in range(n0 + STREAMS * apart, n1):
             dot_row(w_NE, n * E, E, x_TE, 0, E, E, out_TN, n, 1, N, T)
+
+
+@jit()
+def _stretch(turn, N, workers):
+    """The rows of a turn. Every round of turns takes half of what is left: long stretches, and yet all end together."""
+    n0 = 0
+    for _ in range(turn // workers):
+        n0 += workers * _share(N - n0, workers)
+    share = _share(N - n0, workers)
+    n0 += turn % workers * share
+    return n0, min(n0 + share, N)
+
+
+@jit()
+def _share(left, workers):
+    return max(left // (2 * workers * STREAMS), 1) * STREAMS
 
 
 @jit(parallel=True)
 def _few_parallel(x_TE, w0, out0, w1, out1, w2, out2, counters, workers):
     for _ in numba.prange(workers):
-        _few(x_TE, w0, out0, w1, out1, w2, out2, counters)
+        _few(x_TE, w0, out0, w1, out1, w2, out2, counters, workers)
 
 
 @jit()
