@@ -73,7 +73,8 @@ def _experiment(evidence: Evidence) -> str:
 def _speed() -> str:
     """What the bench measured, the same whichever model the rows are of; nothing if no run of it is kept."""
     found = speed.results()
-    shown_tables = [table for table in (speed.targets_table(found), speed.selection_table(found)) if table.rows]
+    every = (speed.targets_table(found), speed.profile_table(found), speed.selection_table(found))
+    shown_tables = [table for table in every if table.rows]
     drawn = [
         speed.selection_chart(found, batch) for batch in sorted({row["batch"] for row in found.get("selection", [])})
     ]

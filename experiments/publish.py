@@ -89,9 +89,10 @@ def in_brief(home: Path = HOME) -> str:
 
 def speed_in_brief() -> str:
     """README's other table: what the bench measured against what was wanted, and where."""
-    table = speed.targets_table(speed.results())
+    found = speed.results()
+    tables = [speed.targets_table(found), speed.profile_table(found)]
     about = "".join(f"- {line}\n" for line in speed.machines())
-    return f"{_lines(table.columns, table.rows)}\n{about}"
+    return "\n".join([*(_lines(table.columns, table.rows) for table in tables if table.rows), about])
 
 
 def _lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -73,22 +73,24 @@ TARGETS = (
 
 def results(folder: Path = SPEED) -> Results:
     """The rows of every work that was kept, the machine's line left out."""
-    found: Results = {}
-    for file in sorted(folder.glob("*.json"), key=lambda path: _read(path)["machine"]["date"]):
-        found |= {work: rows for work, rows in _read(file).items() if work != "machine"}
-    return found
+    return {work: _read(file)[work] for work, file in _latest(folder).items()}
 
 
 def machines(folder: Path = SPEED) -> list[str]:
     """Of each file, in words: what was measured, on which machine, with which versions."""
-    lines = []
-    for file in sorted(folder.glob("*.json")):
-        about = _read(file)
-        works, machine = ", ".join(name for name in about if name != "machine"), about["machine"]
-        day = machine["date"][:10]
+    latest, lines = _latest(folder), []
+    for file in dict.fromkeys(latest.values()):
+        works, machine = ", ".join(work for work in latest if latest[work] == file), _read(file)["machine"]
         versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        day = machine["date"][:10]
         lines.append(f"{works}: {machine['model']}; {machine['cpu']}, {machine['threads']} threads, {day}; {versions}")
     return lines
+
+
+def _latest(folder: Path) -> dict[str, Path]:
+    """The file that each work was measured for last."""
+    files = sorted(folder.glob("*.json"), key=lambda path: _read(path)["machine"]["date"])
+    return {work: file for file in files for work in _read(file) if work != "machine"}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -109,6 +111,15 @@ def targets_table(found: Results) -> Table:
             met = "met" if (value <= target.bound if target.most else value >= target.bound) else "missed"
         rows.append((target.words, f"{'≤' if target.most else '≥'} {target.bound:g}", measured, met))
     return Table("Speed against peers", ("work", "target", "measured", ""), tuple(rows))
+
+
+def profile_table(found: Results) -> Table:
+    """Where our own time goes: what a missed target is up against."""
+    rows = tuple(
+        (row["what"], *(f"{row[f'% of {phase}']:.1f}" for phase in ("prefill", "decode")))
+        for row in found.get("profile", [])
+    )
+    return Table("Stages, % of the time", ("stage", "prefill of 2,000", "decode, one row"), rows)
 
 
 def selection_table(found: Results) -> Table:

@@ -62,6 +62,10 @@ class Profile:
         self.decode.clear()
         self._now, self._since = self.prefill, time.perf_counter()
 
+    def end(self) -> None:
+        """What was not in any stage until now is the rest."""
+        self._end(self._now)
+
     def _end(self, then: defaultdict[str, float]) -> None:
         now = time.perf_counter()
         self._now["rest"] = now - self._since - sum(self._now.values())
@@ -69,7 +73,7 @@ class Profile:
 
     def table(self, prompt_tokens: int, new_tokens: int) -> str:
         """Shares in percent, and what they are shares of."""
-        self._end(self._now)
+        self.end()
         steps = new_tokens - 1  # the first token comes with the prefill
         lines = [f"{'stage':10} {'prefill':>8} {'decode':>8}"]
         for stage in STAGES:

@@ -34,7 +34,7 @@ def test_every_work_without_peers_gives_rows_and_a_table(tmp_path):
         "--arms",
         "sign:8",
     ]
-    works = ["decode", "batch", "prefill", "attention", "selection", "long", "memory", "open"]
+    works = ["decode", "batch", "prefill", "profile", "attention", "selection", "long", "memory", "open"]
     done = bench(*works, "--model", "npqwen/tiny", "--peers", *small, "--json", str(file))
     assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text(encoding="utf-8"))
@@ -43,7 +43,9 @@ def test_every_work_without_peers_gives_rows_and_a_table(tmp_path):
     for work in works:
         assert f"\n{work}\n" in done.stdout
         for row in results[work]:
-            assert all(value > 0 for value in row.values() if not isinstance(value, str))
+            assert all(value >= 0 for value in row.values() if not isinstance(value, str))
+    for phase in ("prefill", "decode"):
+        assert sum(row[f"% of {phase}"] for row in results["profile"]) == pytest.approx(100)
     assert [(row["what"], row["keys"]) for row in results["long"]] == [("full", 600), ("sign:8", 600)]
     assert results["long"][0]["times faster than dense"] == 1
     one = results["selection"][0]

@@ -1,4 +1,4 @@
-"""python tools/bench.py [decode batch prefill attention selection long ask memory open] [--model FOLDER] [--json FILE]
+"""python tools/bench.py [decode batch prefill profile attention selection long ask memory open] [--model FOLDER]
 
 Every figure is measured beside its peers in one run: contenders live in processes of their own, take turns in rotated
 order, and a median of their turns is printed with its ratio to ours. Absolute figures say something about this machine
@@ -34,7 +34,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # experiments is not installed: it runs from the project's folder
 GEOMETRY = {"0.6b": (1024, 3072), "1.7b": (2048, 6144)}  # hidden, mlp width; the rest is the same in both
-WORKS = ("decode", "batch", "prefill", "attention", "selection", "long", "ask", "memory", "open")
+WORKS = ("decode", "batch", "prefill", "profile", "attention", "selection", "long", "ask", "memory", "open")
 KVPRESS = "kvpress float32"
 PEERS = ("transformers float32", "transformers bfloat16", "llama.cpp BF16", "llama.cpp Q4_K_M", "npqwen numpy", KVPRESS)
 NEEDS = {"transformers": "torch", "llama.cpp": "llama_cpp_python", "npqwen": "numpy", "kvpress": "numpy"}
@@ -268,6 +268,17 @@ def bench_prefill(options: dict[str, Any], args: argparse.Namespace) -> list[dic
         row["GF/s"] = flops / row[f"s for {args.tokens} tokens"] / 1e9
         row["share of sgemm"] = row["GF/s"] / sgemm
     return [*table, {"what": "machine", "GF/s": sgemm}]
+
+
+def bench_profile(options: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Where our time goes: each stage's share of a prefill, and of decoding one row after it."""
+    with contenders(["npqwen"], options) as (ours,):
+        seconds = ours.ask({"do": "profile", "n": args.tokens})
+    table = []
+    for stage in dict.fromkeys([*seconds["prefill"], *seconds["decode"]]):
+        shares = {f"% of {name}": 100 * of.get(stage, 0.0) / sum(of.values()) for name, of in seconds.items()}
+        table.append({"what": stage} | shares)
+    return table
 
 
 def bench_memory(options: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -58,14 +58,31 @@ class Ours:
         positions = self.cache.append(np.ones(len(self.ids), np.int64))
         self.ids = unembed(self.model, forward(self.model, self.ids, positions, self.cache.attend)).argmax(axis=1)
 
+    def profile(self, n: int) -> dict[str, dict[str, float]]:
+        """Seconds of every stage of a prefill of n tokens and of 20 tokens after it, one by one."""
+        from npqwen.profile import Profile
+
+        profile, model = Profile(self.model), self.model
+        self.model = profile.model
+        for _ in range(2):  # the first warms up
+            profile.start()
+            self.prefill(1, n)
+            for _ in range(20):
+                self.step()
+            profile.end()
+        self.model = model
+        return {"prefill": dict(profile.prefill), "decode": dict(profile.decode)}
+
 
 class Transformers:
     def __init__(self, folder: str, threads: int, dtype: str):
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(threads)
         self.torch = torch
+        if os.path.exists(os.path.join(folder, "tokenizer.json")):  # to open a checkpoint is to open its tokenizer, too
+            AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
     def prefill(self, rows: int, n: int) -> None:
