@@ -92,7 +92,12 @@ def speed_in_brief() -> str:
     found = speed.results()
     tables = [speed.targets_table(found), speed.profile_table(found)]
     about = "".join(f"- {line}\n" for line in speed.machines())
-    return "\n".join([*(_lines(table.columns, table.rows) for table in tables if table.rows), about])
+    parts = [
+        _lines(table.columns, table.rows) + (f"\n{table.note}\n" if table.note else "")
+        for table in tables
+        if table.rows
+    ]
+    return "\n".join([*parts, about])
 
 
 def _lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
