@@ -312,6 +312,8 @@ def bench_open(options: dict[str, Any], args: argparse.Namespace) -> list[dict[s
 
 def bench_attention(options: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Our dense attention alone: one query token over S keys, kernel against NumPy twin, and bytes per second."""
+    from bench_workers import seconds
+
     from npqwen import attention, kernels, threads
 
     threads.set_threads(args.threads)
@@ -322,13 +324,12 @@ def bench_attention(options: dict[str, Any], args: argparse.Namespace) -> list[d
     table = []
     for S in (2048, 8192, 32768):
         q, k, v = (rng.standard_normal((K, *s, D), dtype=np.float32) for s in ((G, 1), (S,), (S,)))
-        figures: dict[str, list[float]] = {"npqwen": [], "npqwen numpy": []}
-        for turn in range(args.turns + 1):
-            for name, attend in (("npqwen", kernels.attend), ("npqwen numpy", attention.attend)):
-                start = time.perf_counter()
-                attend(q, k, v, scale=D**-0.5)
-                if turn:
-                    figures[name].append(time.perf_counter() - start)
+
+        def measure(way: Callable[..., Any], q: Any = q, k: Any = k, v: Any = v) -> float:
+            return statistics.median(seconds(lambda: way(q, k, v, scale=D**-0.5)) for _ in range(5))
+
+        ways = {"npqwen": kernels.attend, "npqwen numpy": attention.attend}
+        figures = turns({name: partial(measure, way) for name, way in ways.items()}, args.turns)
         for row in rows_of(figures, "ms", 1e3):
             row["GB/s"] = 2 * k.nbytes / row["ms"] / 1e6
             table.append({"S": S} | row | {"share of read bandwidth": row["GB/s"] / bandwidth})
