@@ -80,25 +80,58 @@ TARGETS = (
 
 
 def results(folder: Path = SPEED) -> Results:
-    """The rows of every work that was kept, the machine's line left out."""
-    return {work: _read(file)[work] for work, file in _latest(folder).items()}
+    """The rows of every work, of the last run that was kept; of `selection`, whose runs differ in their keys, of all."""
+    found = {work: rows for file in _files(folder) for work, rows in _read(file).items() if work != "machine"}
+    selection = {
+        (row["batch"], row["what"], row["keys"]): row
+        for file in _files(folder)
+        for row in _read(file).get("selection", [])
+    }
+    if selection:
+        found["selection"] = pays_from([selection[key] for key in sorted(selection)])
+    return found
 
 
 def machines(folder: Path = SPEED) -> list[str]:
     """Of each file, in words: what was measured, on which machine, with which versions."""
-    latest, lines = _latest(folder), []
-    for file in dict.fromkeys(latest.values()):
-        works, machine = ", ".join(work for work in latest if latest[work] == file), _read(file)["machine"]
+    last = {work: file for file in _files(folder) for work in _read(file)}
+    lines = []
+    for file in _files(folder):
+        kept = _read(file)
+        machine = kept.pop("machine")
+        works = ", ".join(work for work in kept if last[work] == file or work == "selection")
         versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-        day = machine["date"][:10]
-        lines.append(f"{works}: {machine['model']}; {machine['cpu']}, {machine['threads']} threads, {day}; {versions}")
+        where = f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
+        if works:
+            lines.append(f"{works}: {machine['model']}; {where}; {versions}")
     return lines
 
 
-def _latest(folder: Path) -> dict[str, Path]:
-    """The file that each work was measured for last."""
-    files = sorted(folder.glob("*.json"), key=lambda path: _read(path)["machine"]["date"])
-    return {work: file for file in files for work in _read(file) if work != "machine"}
+def pays_from(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of `selection` with the number of keys from which on their arm stays faster than dense attention."""
+    out = []
+    for row in rows:
+        alike = [other for other in rows if (other["what"], other["batch"]) == (row["what"], row["batch"])]
+        points = sorted((other["keys"], other["times faster than dense"]) for other in alike)
+        out.append(row | {"pays from": break_even(points)})
+    return out
+
+
+def break_even(points: list[tuple[int, float]]) -> str:
+    """The number of keys from which on an arm stays faster, interpolated in logarithms between (keys, times faster)."""
+    slower = [i for i, (_, times) in enumerate(points) if times < 1]
+    if not slower:
+        return f"below {points[0][0]}"
+    if slower[-1] == len(points) - 1:
+        return f"beyond {points[-1][0]}"
+    (keys0, times0), (keys1, times1) = points[slower[-1]], points[slower[-1] + 1]
+    share = math.log(1 / times0) / math.log(times1 / times0)
+    return f"{keys0 * (keys1 / keys0) ** share:.0f}"
+
+
+def _files(folder: Path) -> list[Path]:
+    """The kept runs, in the order of their dates."""
+    return sorted(folder.glob("*.json"), key=lambda path: _read(path)["machine"]["date"])
 
 
 def _read(file: Path) -> dict[str, Any]:

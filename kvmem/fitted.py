@@ -97,7 +97,7 @@ class Frand:
 
 
 def softmax(score_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of weights that sum to 1, and the rows' logsumexp; sums and quotients in float64, as the solve needs them."""
+    """Rows of weights that sum to 1, and the rows' logsumexp, float64, as the solve needs them, of float32 exponentials."""
     top_N1 = score_NC.max(axis=1, keepdims=True)
     weight_NC = np.exp(score_NC - top_N1).astype(np.float64)
     total_N1 = weight_NC.sum(axis=1, keepdims=True)

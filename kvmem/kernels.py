@@ -212,7 +212,7 @@ def _turn(keys, head, m0, n, D, turned):
 
 @jit(exact=True)
 def _capacity(k):
-    """Of a list: the longer, the fewer times it is cut down, but the later its limit rises."""
+    """Units that a list holds before it is cut down: the more, the fewer times it is, but the later its limit rises."""
     return max(6 * k, BLOCK)
 
 
@@ -235,7 +235,7 @@ def _list(scores, at, inside, first, k, ranks, units, limits, counts, r):
 @jit(exact=True)
 def _rank(score):
     """An int32 in the order of the floats: numbers to count below vectorise, and so does their search."""
-    bits = np.float32(score).view(np.int32)
+    bits = np.float32(score + np.float32(0)).view(np.int32)  # -0 becomes 0, which it equals
     return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 

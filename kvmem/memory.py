@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,8 @@ from kvmem.reading import Reading, Region, Settings
 from npqwen.attention import State, grouped, merge
 from npqwen.errors import UserError
 from npqwen.model import Model
+
+MOST_LAYERS = 4  # built at once: k-means of a long text takes gigabytes a layer
 
 
 class Part(Protocol):
@@ -89,7 +92,8 @@ def build(arm: str | Arm, reading: Reading, seed: int = 0, settings: Settings | 
     recipe.check(n_records, reading.model.config.head_dim)
     regions = [Region(reading, layer, seed, settings) for layer in range(reading.model.config.n_layers)]
     # A layer to a thread, BLAS alone in each: on another number of threads BLAS sums in another order.
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(_threads(reading.model)) as pool:
+    one = partial(threadpool_limits, 1, user_api="blas")  # for all threads of most libraries, for its own of some
+    with one(), ThreadPoolExecutor(_threads(reading.model), initializer=one) as pool:
         return Memory(recipe, reading, settings, tuple(pool.map(recipe.build, regions)))
 
 
@@ -98,7 +102,7 @@ def _threads(model: Model) -> int:
         return 1
     from npqwen import threads  # imports Numba
 
-    return threads.workers()
+    return min(threads.workers(), MOST_LAYERS)
 
 
 def attend(memory: Memory, layer: int, q: np.ndarray) -> State:

@@ -161,6 +161,7 @@ def run_generate(args: argparse.Namespace) -> None:
     list(generate(profile.model, rows[0].prompt, min(2, options.max_new_tokens)))
     profile.start()
     _write(profile.model, rows, options, args)
+    profile.end()
     print(profile.table(len(rows[0].prompt), len(rows[0].ids)), file=sys.stderr)
 
 

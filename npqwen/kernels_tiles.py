@@ -8,7 +8,8 @@ float32 product on vectors.
     x (T, E) float32  --pack-->  parts[group of 16 tokens][step of 32 columns][part] = 16 pairs (k, k + 1) x 16 tokens
     sums[rows of w][tokens] += w[16 rows, 32 columns] parts[32 columns, 16 tokens]    of the matrix where it lies
 
-Only subnormal numbers (below 1.2e-38) count as 0, and an infinite weight may give NaN where its sum is infinite.
+Only parts below 1.2e-38 count as 0, so that activations below 1e-33 lose their last bits, and an infinite weight may give
+NaN where its sum is infinite.
 Source: Henry, Tang, Heinecke, arXiv 1904.06376, section 2 (products of numbers split into bf16 parts).
 """
 
@@ -24,7 +25,7 @@ from llvmlite import binding, ir
 from numba import types
 
 from npqwen.jit import jit
-from npqwen.kernels_simd import _call, _choose, _data, _loop, _prefetch, _zip, intrinsic, take
+from npqwen.kernels_simd import WIDE, _call, _choose, _data, _loop, _prefetch, _zip, intrinsic, take
 from npqwen.scratch import scratch
 
 ROWS = 16  # of a tile
@@ -51,7 +52,7 @@ def available() -> bool:
     features = binding.get_host_cpu_features()
     config: object = numba.config
     chosen = getattr(config, "CPU_NAME", None) or getattr(config, "CPU_FEATURES", None)
-    if chosen or sys.platform != "linux" or not (features.get("amx-tile") and features.get("amx-bf16")):
+    if chosen or not WIDE or sys.platform != "linux" or not (features.get("amx-tile") and features.get("amx-bf16")):
         return False
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0

@@ -27,9 +27,8 @@ from npqwen.weights import Weights, load_weights
 if TYPE_CHECKING:
     from npqwen.tokenizer import Tokenizer
 
-CHUNK = (
-    512  # tokens of a prompt that go through the layers at a time: bounds the activations, which then need no new pages
-)
+# Tokens of a prompt that go through the layers at a time: bounds the activations, which then need no new pages.
+CHUNK = 512
 
 # attend(layer, q_HTD, k_KTD, v_KTD) -> out_HTD: q and k rotated, of the new tokens alone.
 Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]

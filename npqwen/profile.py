@@ -63,7 +63,7 @@ class Profile:
         self._now, self._since = self.prefill, time.perf_counter()
 
     def end(self) -> None:
-        """What was not in any stage until now is the rest."""
+        """What was not in any stage until now is the rest. Once, before the seconds are read."""
         self._end(self._now)
 
     def _end(self, then: defaultdict[str, float]) -> None:
@@ -72,8 +72,7 @@ class Profile:
         self._now, self._since = then, now
 
     def table(self, prompt_tokens: int, new_tokens: int) -> str:
-        """Shares in percent, and what they are shares of."""
-        self.end()
+        """Shares in percent, and what they are shares of. After end()."""
         steps = new_tokens - 1  # the first token comes with the prefill
         lines = [f"{'stage':10} {'prefill':>8} {'decode':>8}"]
         for stage in STAGES:

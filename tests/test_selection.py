@@ -190,3 +190,10 @@ def test_an_index_of_ones_own_needs_only_scores():
 
     for choose in (kernels.best, select.best):
         np.testing.assert_array_equal(choose(Newest(), normal(1, 2, 4), 3), [[[47, 48, 49]] * 2])
+
+
+def test_zero_ties_with_minus_zero():
+    q, k = np.full((1, 1, 16), 1e-30, np.float32), np.zeros((1, 3, 16), np.float32)
+    k[0, 0], k[0, 2] = -1e-30, -1  # the first score underflows, to -0
+    np.testing.assert_array_equal(kernels.best(Keys(k), q, 1), [[[0]]])
+    np.testing.assert_array_equal(select.best(Keys(k), q, 1), [[[0]]])

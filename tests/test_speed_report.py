@@ -64,6 +64,18 @@ def test_selection_stands_in_the_page_as_a_table_and_a_chart_for_each_batch(fold
     assert "a model; a cpu, 2 threads, 2026-01-02; numpy 2.4" in section
 
 
+def test_runs_over_different_keys_make_one_table_and_say_from_where_an_arm_pays(tmp_path):
+    for day, row in (("01", selection_row(2048, 1, dense=1.0)), ("02", selection_row(8192, 1, dense=4.0))):
+        kept = {"machine": MACHINE | {"date": f"2026-01-{day}T00:00:00"}, "selection": [row]}
+        (tmp_path / f"{day}.json").write_text(json.dumps(kept), encoding="utf-8")
+    rows = speed.results(tmp_path)["selection"]
+    assert [(row["keys"], row["times faster than dense"]) for row in rows] == [(2048, 0.5), (8192, 2.0)]
+    assert [row["pays from"] for row in rows] == ["4096", "4096"]  # halfway, in logarithms
+    assert len(speed.machines(tmp_path)) == 2
+    assert speed.break_even([(1024, 1.5), (2048, 3.0)]) == "below 1024"
+    assert speed.break_even([(1024, 2.0), (2048, 0.9)]) == "beyond 2048"
+
+
 def test_without_a_kept_run_there_is_no_section(tmp_path, monkeypatch):
     monkeypatch.setattr(speed.results, "__defaults__", (tmp_path,))
     assert page._speed() == ""

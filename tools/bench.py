@@ -342,6 +342,8 @@ def bench_selection(options: dict[str, Any], args: argparse.Namespace) -> list[d
     Bytes are those of a step: keys and values of all records for dense attention; for an arm its index and function once,
     and for each token the records that it looks at. Where memory is short, fewer layers are held and stand for all.
     """
+    from experiments.speed import pays_from
+
     names = ["our layers"] + ["torch layers"] * bool(installed("torch"))
     table: list[dict[str, Any]] = []
     with contenders(names, options) as (ours, *peers):
@@ -354,10 +356,7 @@ def bench_selection(options: dict[str, Any], args: argparse.Namespace) -> list[d
                     table[-1]["layers held"] = held
                     print(f"  {table[-1]}", file=sys.stderr)
     table.sort(key=lambda row: (row["batch"], args.arms.index(row["what"]), row["keys"]))
-    for row in table:
-        alike = [other for other in table if (other["what"], other["batch"]) == (row["what"], row["batch"])]
-        row["pays from"] = break_even([(other["keys"], other["times faster than dense"]) for other in alike])
-    return table
+    return pays_from(table)
 
 
 def selection_rows(
@@ -449,18 +448,6 @@ def tokenizer(folder: str) -> Any:
     from npqwen.model import load
 
     return load(folder).tokenizer or load("tiny").tokenizer
-
-
-def break_even(points: list[tuple[int, float]]) -> str:
-    """The number of keys from which on an arm stays faster, interpolated in logarithms between (keys, times faster)."""
-    slower = [i for i, (_, times) in enumerate(points) if times < 1]
-    if not slower:
-        return f"below {points[0][0]}"
-    if slower[-1] == len(points) - 1:
-        return f"beyond {points[-1][0]}"
-    (keys0, times0), (keys1, times1) = points[slower[-1]], points[slower[-1] + 1]
-    share = np.log(1 / times0) / np.log(times1 / times0)
-    return f"{keys0 * (keys1 / keys0) ** share:.0f}"
 
 
 # The model
