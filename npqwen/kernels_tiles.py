@@ -25,7 +25,21 @@ from llvmlite import binding, ir
 from numba import types
 
 from npqwen.jit import jit
-from npqwen.kernels_simd import WIDE, _call, _choose, _data, _loop, _prefetch, _zip, intrinsic, take
+from npqwen.kernels_simd import (
+    _F32,
+    _I16,
+    _I32,
+    _I64,
+    WIDE,
+    _call,
+    _choose,
+    _data,
+    _loop,
+    _prefetch,
+    _zip,
+    intrinsic,
+    take,
+)
 from npqwen.scratch import scratch
 
 ROWS = 16  # of a tile
@@ -35,10 +49,10 @@ PART = ROWS * STEP  # numbers in a tile of 16 bits
 SUMS = ROWS * ROWS  # numbers in a tile of float32
 BLOCK_T = 8  # groups of 16 tokens, whose parts stay in the second cache
 BLOCK_N = 16  # groups of 16 weight rows that meet them there
-BLOCK_K = 32  # steps: as much of a row as does
+BLOCK_K = 32  # steps of a row at a time, so that both do stay
 ITEMS = 16  # wanted at least, so that threads end together
 
-_I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_I8 = ir.IntType(8)
 _FLOATS, _WORDS = ir.VectorType(_F32, ROWS), ir.VectorType(_I32, ROWS)
 _ROW_BYTES = 64
 # Palette 1, then bytes per row of eight tiles from byte 16 on, their rows from byte 48 on: all as large as can be.

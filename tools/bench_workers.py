@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -218,7 +219,7 @@ class OurMemories(Ours):
         def step() -> None:
             unembed(self.model, forward(self.model, np.array([FIRST_ID]), tails.append([1]), attend))
 
-        return sorted([seconds(step) for _ in range(n + 1)][1:])[n // 2]
+        return statistics.median([seconds(step) for _ in range(n + 1)][1:])
 
 
 GEOMETRY = {"K": 8, "G": 2, "D": 128, "L": 28}  # kv heads, query heads of each, head_dim, layers: of all small Qwen3
@@ -253,7 +254,7 @@ class Layers:
             for layer in range(len(self.k)):
                 step(layer)
             times.append((time.perf_counter() - start) / len(self.k) * L)
-        return sorted(times)[len(times) // 2]
+        return statistics.median(times)
 
     def step_of(self, arm: str, q_KGTD: np.ndarray) -> Callable[[int], Any]:
         raise NotImplementedError
