@@ -1,7 +1,7 @@
 """Results that stay: a finished run's rows, manifest and RESULT.md beside its protocol, and all models side by side."""
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from experiments import evidence, speed, tables
@@ -9,7 +9,7 @@ from experiments.evidence import Evidence
 from experiments.figures import mean, seconds, share
 from experiments.hypotheses import judge
 from experiments.protocol import HOME
-from experiments.report import control, markdown, result
+from experiments.report import control, markdown, result, untitled
 from experiments.tables import Table, number, percent, published, source
 from npqwen.errors import UserError
 
@@ -84,7 +84,7 @@ def in_brief(home: Path = HOME) -> str:
         (f"`{arm}`", *(cell(found[name][model], arm) for model in models), published(name, "recall", arm))
         for name, arm in IN_BRIEF
     ]
-    return _lines(("arm", *models, f"{source()}: recall"), rows)
+    return untitled(Table("", ("arm", *models, f"{source()}: recall"), tuple(rows))) + "\n"
 
 
 def speed_in_brief() -> str:
@@ -92,17 +92,8 @@ def speed_in_brief() -> str:
     found = speed.results()
     tables = [speed.targets_table(found), speed.profile_table(found)]
     about = "".join(f"- {line}\n" for line in speed.machines())
-    parts = [
-        _lines(table.columns, table.rows) + (f"\n{table.note}\n" if table.note else "")
-        for table in tables
-        if table.rows
-    ]
+    parts = [untitled(table) + "\n" for table in tables if table.rows]
     return "\n".join([*parts, about])
-
-
-def _lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ("---",) * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def update_readme(path: Path = HOME.parent / "README.md") -> None:

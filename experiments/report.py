@@ -130,9 +130,13 @@ def _items(lines: list[str]) -> str:
 
 
 def markdown(table: Table) -> str:
+    return f"### {table.title}\n\n{untitled(table)}"
+
+
+def untitled(table: Table) -> str:
     rows = [table.columns, ("---",) * len(table.columns), *table.rows]
     body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
-    return f"### {table.title}\n\n{body}" + (f"\n\n{table.note}" if table.note else "")
+    return body + (f"\n\n{table.note}" if table.note else "")
 
 
 def _fabrications(one: Evidence) -> str:
